@@ -51,10 +51,10 @@ LOSS_TOL = 0.1
 
 
 def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entry], float]:
-    """Replace each entry by the checkpoint of its run whose training loss is nearest to one common loss.
+    """Replace each entry by the one checkpoint of its run that is nearest to a common training loss.
 
-    The common loss is the highest training loss of the runs: the other runs passed this loss earlier. The
-    candidates are the files step-*.h5 in a run's folder, and the run itself.
+    The common loss is the highest training loss of the runs, because the other runs had this loss earlier.
+    The candidates are the files step-*.h5 in a run's folder, and the run itself.
 
     Args:
         entries: the runs.
@@ -123,8 +123,8 @@ def difference_fields(
 ) -> dict[str, Any]:
     """Return the fields of a :class:`.Comparison` about the differences between all pairs of sides.
 
-    A difference is significant if its test says so and it is larger than the rounding of the values. A
-    quantity without a test has a bound on its error: its difference must exceed the error.
+    A difference is significant if its test says so and it is larger than the rounding of the values. Without
+    a test, the difference must exceed the bound on its error.
 
     Args:
         rows: the Q quantities, each with the values of all sides.
@@ -281,19 +281,19 @@ def compare(
 ) -> Comparison:
     """Measure several minima by every instrument, and test which differences are larger than their errors.
 
-    All items are measured with the same minibatches, random vectors and planes. Draws are therefore compared
-    in pairs, by Student's t test or, over test samples, by McNemar's test. "disagreement" and "spread-cost",
-    whose draws are learners, are compared by Welch's t test. Eigenvalues are compared by bounds: with a
-    probability of 99%, the outermost eigenvalue lies within its bound.
+    Single items are measured with the same minibatches, random vectors and planes. Their draws are therefore
+    compared in pairs, by Student's t test or, over test samples, by McNemar's test. "disagreement" and
+    "spread-cost", whose draws are learners, are compared by Welch's t test. Eigenvalues are compared by
+    bounds: with a probability of 99%, the outermost eigenvalue lies within its bound.
 
     In groups, such as the seeds of two recipes, each item has its own draws, the error is the standard error
     over the group, and Welch's t test compares the means. Holm's correction is applied to all tests of the
     table.
 
     Args:
-        problems: two or more problems, runs, or names of runs' files or folders, as a list or as a dict by
-            name. An item may itself be a list: a group. If any item is a group, a single item counts as a
-            group of one.
+        problems: two or more problems, runs, or names of runs' files or folders, as a list, or as a dict from
+            names to items. An item may itself be a list: a group. If any item is a group, a single item
+            counts as a group of one.
         batch: the number of samples in a minibatch; default: the runs' total batch. If the runs' batches
             differ, the quantities that need a batch are left out, with a note.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
@@ -303,8 +303,8 @@ def compare(
             :meth:`landscape.Checkpoint.problem`; the same for all runs.
         equal_loss: whether to replace each run by its checkpoint whose training loss is nearest to the
             highest of the runs' training losses.
-        loss_tol: by how much the loss of a chosen checkpoint may differ from the highest loss, relative to
-            it.
+        loss_tol: how far the loss of a chosen checkpoint may be from the highest loss, as a share of the
+            highest.
         draws: the number of minibatches or displacements; the trace always takes 60 Hessian-vector products.
         planes: the number of random planes over which the basin width is averaged.
         rise: the rise of the loss, in nats, at which the basin width is measured.
@@ -312,14 +312,14 @@ def compare(
         rho_average: ρ of average-case adaptive sharpness.
         k: the number of eigenvectors that span the sharp space.
         significance: the significance level of all tests together.
-        preconditioner_of: :func:`landscape.preconditioner`, for λ_max with the optimizers' preconditioners.
+        preconditioner_of: :func:`landscape.preconditioner`, to measure λ_max with each optimizer's
+            preconditioner.
         seed: the seed of minibatches, vectors, displacements and planes.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
 
     Returns:
-        A table with ``value`` and ``error``, each (quantities, sides), the differences of all pairs of sides
-        and whether they are ``significant``, each (quantities, pairs), and ``notes`` on what could not be
-        measured.
+        A table: ``value`` and ``error`` (quantities, sides), ``difference`` and ``significant`` (quantities,
+            pairs of sides), and ``notes`` on what could not be measured.
 
     Raises:
         InputError: fewer than two problems, an argument that is not allowed, a group that has a checkpoint or
@@ -347,7 +347,7 @@ def compare(
     settings = Settings(
         batch, draws, planes, float(rise), float(rho), float(rho_average), k, preconditioner_of
     )
-    given_steps = [entry.step for entry in entries]
+    given_steps = [entry.step for entry in entries]  # ``equal_loss`` changes the entries
     common_loss = math.nan
     if equal_loss:
         entries, common_loss = _at_equal_loss(entries, loss_tol)
@@ -463,9 +463,9 @@ def _column_notes(
 ) -> list[str]:
     """Return notes on differences of losses, networks and data, and on quantities that were not measured."""
     notes = []
-    losses = dict.fromkeys(column.loss_function for column in columns)
-    if len(losses) > 1:
-        names = ", ".join(name for name, _ in losses)
+    loss_functions = dict.fromkeys(column.loss_function for column in columns)
+    if len(loss_functions) > 1:
+        names = ", ".join(name for name, _ in loss_functions)
         notes.append(f"different losses ({names}): their numbers are not comparable")
     for index, quantity in enumerate(quantities):
         cells = [(label, column.cells[index]) for label, column in zip(labels, columns, strict=True)]

@@ -97,18 +97,19 @@ def connect(
     permutes the units of b so that b is near to a, by matching weights (Ainsworth et al. 2023, Algorithm 1)
     or activations (Li et al. 2015). The model's outputs confirm that the function stays the same.
 
-    The curve from a to the aligned b has one control point, the bend. Adam trains the bend on the mean
-    loss over t uniform in [0, 1] (Garipov et al. 2018, Eq. 2). BatchNorm's statistics are those of each
-    minibatch in this training; for all paths they are estimated again at each point (Jordan et al. 2023).
+    The curve from a to the aligned b has one control point, the bend. Adam trains the bend on the mean loss
+    over t uniform in [0, 1] (Garipov et al. 2018, Eq. 2). During this training, BatchNorm uses each
+    minibatch's statistics; on the paths, its statistics are estimated again at each point (Jordan et al.
+    2023).
 
     Args:
         problem: the loss; or a run, on its training set.
         a, b: two networks, in any form that :func:`landscape.line` accepts; without b, the paths lead from
             the problem's center to a.
         curve: "bezier", a quadratic curve, or "chain", two straight lines that meet in the bend.
-        align: what matches units: "weights", or "activations": correlations over up to 1,000 samples, at the
-            inputs of operations that sum over the units.
-        points: the number of points of each path, at equal distances of t; barriers are maxima over them.
+        align: whether units are matched by "weights" or by "activations": correlations over up to 1,000
+            samples, at the inputs of operations that sum over the units.
+        points: the number of points of each path, at equal distances of t; barriers are maxima over these.
         steps: the number of training steps of the bend; with 0, the curve is the aligned line.
         lr: Adam's step size; it falls linearly to zero in the second half of the steps.
         batch: the number of samples in a minibatch, at most all.
@@ -119,8 +120,9 @@ def connect(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        Loss and accuracy, (3, points) each, barriers (3,), and weights w (4, P): a, b, the aligned b and the
-        bend. ``landscape.between(problem, [w[0], w[2], w[3]])`` is the plane that contains the curve.
+        Loss and accuracy (3, points) and barriers (3,) of the three paths, and weights w (4, P) of a, b, the
+        aligned b and the bend. ``landscape.between(problem, [w[0], w[2], w[3]])`` is the plane that contains
+        the curve.
 
     Raises:
         InputError: weights of another model, an argument that is not allowed, a model that does not run in
@@ -149,8 +151,8 @@ def connect(
     report(0.1)
     batch = min(batch, problem.samples)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    training = portion(report, 0.1, 0.7)
-    bend = _train_bend(minibatches, curve, (a, aligned_b), steps, lr, stream(seed, 1), training)
+    training_progress = portion(report, 0.1, 0.7)
+    bend = _train_bend(minibatches, curve, (a, aligned_b), steps, lr, stream(seed, 1), training_progress)
     t = np.linspace(0, 1, points)
     # Coordinates (points, 2) on a path, for two directions: from a to the path's end, and from a to the bend.
     on_line = np.stack((t, np.zeros_like(t)), 1)
@@ -252,15 +254,15 @@ def average(
     """Predict the loss of averages of weights, before they are evaluated.
 
     The averaged networks, called members, may be checkpoints of a run (SWA, LAWA, WSM), its learners,
-    fine-tunings of a network (a soup, task vectors) or adapters. The loss, the gradient and one Hessian
-    product at each member w_j predict the losses of all averages w = Σ_j a_j w_j, by a Gaussian process
-    around a quadratic function. If higher orders correct a prediction more than the second order (``ratio`` ≥
-    1), as between networks that were trained independently, its 90% interval is infinite. The last average is
-    a greedy soup (Wortsman et al. 2022, Recipe 1), chosen by predicted losses.
+    fine-tunings of a network (a soup, task vectors) or adapters. From the loss, the gradient and one Hessian
+    product at each member w_j, a Gaussian process around a quadratic function predicts the losses of all
+    averages w = Σ_j a_j w_j. Where the terms of higher order are larger than those of second order (``ratio``
+    ≥ 1), as between networks that were trained independently, the prediction's 90% interval is infinite. The
+    last average is a greedy soup (Wortsman et al. 2022, Recipe 1), chosen by predicted losses.
 
     BatchNorm's statistics are estimated again at each member and average. Losses are those of averages in
-    float32. The field ``stored`` has the losses of averages as a file would hold them, in the members' own
-    type and rank.
+    float32. The field ``stored`` has the losses of averages as a file would hold them: in the members' own
+    type, and cut to ``rank``.
 
     Args:
         problem: the loss; or a run, on its training set. If the model is sharded, each rank passes its own
@@ -368,7 +370,7 @@ def average(
         chosen=soup > 0,
         labels=("base", *labels) if has_base else tuple(labels),
         parameters=given_problem.size if sharded else problem.layout.size,
-        products=n,
+        products=n,  # a Hessian product for each member
         level=LEVEL,
         **setting(loss_problem),
         **about,

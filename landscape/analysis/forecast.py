@@ -104,10 +104,11 @@ _COUNTS: dict[Any, Callable[[Any, Mapping[str, Any]], float] | None] = {
 def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecast:
     """Forecast the Hessian products, seconds and memory of a call of an analysis.
 
-    If the memory of the call is free, one product, or a few points of a line, are computed and timed. The
-    number of products of an eigenvalue search depends on the spectrum: the forecast was right to a factor of
-    2 on networks from the start of training to its end. ``search="auto"`` can be faster, and uses up to half
-    of the memory that is free beyond the forecast, or all of ``max_memory``.
+    If enough memory is free for the call, one product (or a few points of a line, if the analysis takes only
+    losses) is computed and timed. The number of products of an eigenvalue search depends on the spectrum: the
+    forecast was right to a factor of 2 on networks from the start of training to its end. A search with
+    ``search="auto"`` can be faster. It may use half of the memory that is free beyond the forecast, or all of
+    ``max_memory``.
 
     Args:
         function: the analysis, such as :func:`landscape.contour`.
@@ -117,7 +118,7 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
         A forecast with ``products``, ``seconds``, ``memory`` and ``free``; it is printed as one line.
 
     Raises:
-        InputError: a function that is not an analysis with a bound on its memory, or an argument that the
+        InputError: a function that is not an analysis or has no bound on its memory, or an argument that the
             function does not allow.
         TypeError: unknown or missing arguments, as in a call of the function.
 
@@ -135,9 +136,9 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
     products, seconds = 0, math.nan
     points = arguments["points"] if "points" in arguments else needs.points(arguments.get("grid", 1))
     if memory <= free and function in _COUNTS:
-        count = _COUNTS[function]
-        if count:
-            products = math.ceil(points * count(problem, arguments))
+        count_products = _COUNTS[function]
+        if count_products:
+            products = math.ceil(points * count_products(problem, arguments))
             seconds = products * _seconds_of_a_product(problem, arguments)
         else:  # an analysis of losses alone
             seconds = points * _seconds_of_a_point(problem)

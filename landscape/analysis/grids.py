@@ -104,8 +104,8 @@ def contour(
     Args:
         problem: the loss, evaluated in eval mode; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
-        grid: numbers of points (nx, ny), or one for both axes; default: 50 × 50 (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers.
+        grid: the number of points (nx, ny), or one for both axes; default: 50 × 50 (DPSGD-2020, section 4.1).
+        span: x and y run over [−span, span]; default: ``plane.span``, for all markers (0.1 without markers).
         bn: BatchNorm's statistics, as for :meth:`landscape.Problem.with_batchnorm`; default: "recalibrate" if
             the networks on the plane have different statistics, otherwise "center".
         bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
@@ -114,13 +114,13 @@ def contour(
         autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); default:
             the problem's arithmetic. ``autocast_error`` is the largest error of a loss at up to 16 points.
         max_memory: the most bytes that the process may use.
-        interpolation_tol: the largest error of interpolated losses: "1%" of the range shown (of the
-            logarithm, if losses differ by more than a factor of 100), or a number in nats, such as 0.005;
-            default: no point is interpolated. A region that covers less than 1.5% of the picture can be
-            missed.
-        into: a file of :func:`landscape.open` for the surface, also while it is unfinished. If the file has
-            an unfinished surface, or one on another grid, points in common are not computed again.
-        execution: processes, and an earlier surface without a file, see :class:`landscape.Execution`.
+        interpolation_tol: the largest error of interpolated losses: "1%" of the range shown (of the range of
+            log L if losses differ by more than a factor of 100), or a number in nats, such as 0.005; default:
+            no point is interpolated. A region that covers less than 1.5% of the picture can be missed.
+        into: a file of :func:`landscape.open` that gets the surface about every ten seconds. Points that are
+            already in the file, of an unfinished surface or on another grid, are not computed again.
+        execution: processes, or an earlier surface to resume without a file; see
+            :class:`landscape.Execution`.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -130,7 +130,7 @@ def contour(
 
     Raises:
         InputError: an argument that is not allowed or does not fit the model, or too small a max_memory.
-        MismatchError: an InputError, for an ``execution.previous`` of a different model, plane or setting.
+        MismatchError: an InputError: ``execution.previous`` has a different model, plane or setting.
         OperationError: the file ``into`` has other results, or points that the grid does not have.
 
     Example:
@@ -149,9 +149,9 @@ def contour(
     given_problem = problem
     policy = _batchnorm_policy(problem, bn, plane.networks, len(plane.markers))
     problem = problem.with_batchnorm(policy, bn_samples)
-    setting = _setting(problem, plane, policy, autocast)
+    surface_setting = _setting(problem, plane, policy, autocast)
     origin = provenance(problem)
-    must_equal = setting | _source(about) | {"center": plane.center, "directions": plane.directions}
+    must_equal = surface_setting | _source(about) | {"center": plane.center, "directions": plane.directions}
     if method != "auto":
         must_equal["method"] = method
     execution = execution or Execution()
@@ -163,16 +163,16 @@ def contour(
         method = previous.method if result_grid.has_same_axes else method
     count = result_grid.min_points
     evaluate = evaluator(problem, plane.center, plane.directions, count, method=method, autocast=autocast)
-    fields = setting | _description(problem, plane, previous)
+    fields = surface_setting | _description(problem, plane, previous)
     fields |= {"method": evaluate.method, "provenance": origin}
     if previous is None:
         fields |= _own_losses(given_problem, problem, plane.networks, plane.labels)
-    autocast_error = 0.0 if autocast is None else math.nan
+    autocast_error = 0.0 if autocast is None else math.nan  # is measured at the end
 
-    def surface() -> Surface:
+    def current_surface() -> Surface:
         return Surface(span=span, autocast_error=autocast_error, **result_grid.fields(), **fields, **about)
 
-    dispatch = _dispatch(execution, save, surface, progress=taken(progress), least=evaluate.block)
+    dispatch = _dispatch(execution, save, current_surface, progress=taken(progress), least=evaluate.block)
     evaluate_part = _part_evaluator(problem, result_grid, plane.center, plane.directions, evaluate)
     other_columns = [name for name in result_grid.columns if name != "loss"]
     fields |= result_grid.complete(evaluate, dispatch, ("loss",), other_columns, plane.seed, evaluate_part)
@@ -180,7 +180,7 @@ def contour(
         confirm(evaluate, plane.center, plane.directions, result_grid.points, result_grid.exact("loss"))
     else:
         autocast_error = _autocast_error(problem, plane, result_grid)
-    return _write_finished(surface(), into)
+    return _write_finished(current_surface(), into)
 
 
 def _part_evaluator(
@@ -338,10 +338,11 @@ def line(
 
     Args:
         problem: the loss, evaluated in eval mode; or a run, on its training set.
-        a, b: two networks: the line is (1−t)·a + t·b, t ∈ [0, 1], and the result has their barrier. Each is a
-            vector (P,), a problem (its center), a model, a state dict, a run (its mean), or the name of a
-            file with one of these; parameters are matched by name. Without b, the line leads from the
-            problem's center to a; but a vector a without b is a ``direction``. An int b is ``points``.
+        a, b: two networks: the line is (1−t)·a + t·b, t ∈ [0, 1]; the result has the barrier between them.
+            Each is a vector (P,), a problem (its center), a model, a state dict, a run (its mean), or the
+            name of a file with one of these; parameters are matched by name. Without b, the line leads from
+            the problem's center to a; but a vector a without b is a ``direction``. An int in place of b is
+            ``points``.
         points: the number of points, at least 2; default: 51.
         span: along a direction, t ∈ [−span, span]; default: 0.1, as for planes (DPSGD-2020, section 4.1).
         direction: (P,), in place of a and b: the line is center + t·direction.
@@ -361,7 +362,8 @@ def line(
         t, loss and accuracy, (points,) each.
 
     Raises:
-        InputError: an argument that is not allowed, both or neither of direction and a, or other weights.
+        InputError: an argument that is not allowed, both or neither of direction and a, or weights of another
+            model.
         OperationError: weights that are not finite, or a file of another model.
 
     Example:
@@ -392,7 +394,7 @@ def line(
         kind, t = "interpolation", np.linspace(0, 1, points)
         start, end = (at_least_float32(network.theta) for network in networks)
         direction = end - start
-        names = labels or ("the first", "the second")
+        owners = labels or ("the first", "the second")
     else:
         span = SPAN if span is None else span
         kind, t = "direction", np.linspace(-span, span, points)
@@ -400,7 +402,7 @@ def line(
         norm = float(ranks_of(problem).norm(direction))
         if not 0 < norm < math.inf:
             raise InputError(f"direction: its norm {norm:g} is not allowed, it must be finite and > 0")
-        names = labels
+        owners = labels
     given_problem = problem
     problem = problem.with_batchnorm(_batchnorm_policy(problem, bn, networks, len(networks)), bn_samples)
     result_grid = Grid(problem, (t,), interpolation_tol)
@@ -421,7 +423,7 @@ def line(
         barrier=barrier(t, result_grid.columns["loss"]) if kind == "interpolation" else math.nan,
         method=evaluate.method,
         labels=tuple(labels),
-        **_own_losses(given_problem, problem, networks, names),
+        **_own_losses(given_problem, problem, networks, owners),
         **errors,
         **setting(problem),
         **about,
@@ -465,19 +467,19 @@ def hessian_grid(
     Args:
         problem: the loss; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
-        grid: numbers of points (nx, ny), or one for both axes; default: 4 × 4 (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers.
+        grid: the number of points (nx, ny), or one for both axes; default: 4 × 4 (DPSGD-2020, section 4.1).
+        span: x and y run over [−span, span]; default: ``plane.span``, for all markers (0.1 without markers).
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products per point.
         search: "auto" or "exact", as in :func:`landscape.extreme_eigenvalues`.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         bn: BatchNorm's statistics, as for :meth:`landscape.Problem.with_batchnorm`.
         bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
-        interpolation_tol: the largest error of interpolated λ_min, λ_max and ratio, each: "1%" of the range
-            shown, or a number such as 0.005; default: no point is interpolated. It saves time for grids finer
-            than about 20 × 20, and should not be below ``residual_tol``.
+        interpolation_tol: the largest error of interpolated λ_min, λ_max and ratios: "1%" of the range shown,
+            or a number such as 0.005, at least ``residual_tol``; default: no point is interpolated.
+            Interpolation saves time for grids finer than about 20 × 20.
         into, execution: as for :func:`landscape.contour`; points that did not converge are computed again if
-            ``max_products`` differs.
+            ``max_products`` is another than before.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -504,10 +506,10 @@ def hessian_grid(
     check_plane(problem, plane)
     span = plane.span if span is None else span
     result_grid = Grid(problem, axes(grid, span), interpolation_tol, column_types)
-    limits = SearchOptions(1, 1, residual_tol, max_products)  # one eigenvalue at each end of the spectrum
+    target = SearchOptions(1, 1, residual_tol, max_products)  # one eigenvalue at each end of the spectrum
     problem = problem.with_batchnorm(bn, bn_samples)
     hessian = HessianOptions(derivatives=derivatives).at(problem)
-    hessian(start_vector(problem, plane.seed))  # raises if it is NaN at the center; other points may have NaN
+    hessian(start_vector(problem, plane.seed))  # refuses a NaN at the center; other points may have NaN
     options = HessianOptions(derivatives=hessian.derivatives)
     del hessian  # frees its graphs
     fields = _hessian_setting(problem, plane, residual_tol, search) | {"derivatives": options.derivatives}
@@ -524,14 +526,14 @@ def hessian_grid(
         metrics = problem.totals(plane.center.to(problem.weights))[2:].cpu().numpy() / problem.samples
         fields |= {"metric_names": names_of(problem), "metrics": metrics}
 
-    def hessian_result() -> HessianGrid:
+    def current_grid() -> HessianGrid:
         return HessianGrid(span=span, **result_grid.fields(), **fields, **about)
 
     block = points_at_once(problem, options)
-    dispatch = _dispatch(execution, save, hessian_result, progress=taken(progress), block=block)
-    evaluate = _eigenvalue_evaluator(problem, plane, limits, options, search, block)
+    dispatch = _dispatch(execution, save, current_grid, progress=taken(progress), block=block)
+    evaluate = _eigenvalue_evaluator(problem, plane, target, options, search, block)
     fields |= result_grid.complete(evaluate, dispatch, VALUES, (), plane.seed)
-    return _write_finished(hessian_result(), into)
+    return _write_finished(current_grid(), into)
 
 
 def _hessian_setting(problem: Problem, plane: Plane, residual_tol: float, search: str) -> dict[str, Any]:
@@ -549,12 +551,12 @@ def _hessian_setting(problem: Problem, plane: Plane, residual_tol: float, search
 
 
 def _eigenvalue_evaluator(
-    problem: Problem, plane: Plane, limits: SearchOptions, options: HessianOptions, search: str, block: int
+    problem: Problem, plane: Plane, target: SearchOptions, options: HessianOptions, search: str, block: int
 ) -> Callable[[Tensor, Progress], dict[str, Array]]:
     """Return the function from points (K, 2) to the columns of the result at these points.
 
     All searches start from the same random vector. (A start from a neighbor's eigenvectors plus a random
-    vector took 15% fewer products on MNIST's MLP, but missed the lowest eigenvalues by up to 1.9%.) The
+    vector took 15% fewer products on MNIST's MLP, but did not find the lowest eigenvalue everywhere.) The
     searches of a ``block`` of points use the same samples in shared passes over the data.
     """
     start = start_vector(problem, plane.seed)
@@ -569,12 +571,12 @@ def _eigenvalue_evaluator(
             largest_share = max(largest_share, share)
             progress(largest_share)
 
-        for first in range(0, len(points), block):
-            block_points = points[first : first + block].to(plane.directions)
+        for done in range(0, len(points), block):
+            block_points = points[done : done + block].to(plane.directions)
             thetas = plane.center + block_points @ plane.directions
-            report = portion(advance, first / len(points), (first + len(thetas)) / len(points))
-            reporting = dataclasses.replace(limits, progress=report)
-            pairs += eigenpairs(problem, thetas, start, reporting, options, search=search)
+            report = portion(advance, done / len(points), (done + len(thetas)) / len(points))
+            reporting_target = dataclasses.replace(target, progress=report)
+            pairs += eigenpairs(problem, thetas, start, reporting_target, options, search=search)
         columns = ends_of(pairs)
         for name in ("products", "converged"):
             columns[name] = np.array([getattr(pair, name) for pair in pairs])

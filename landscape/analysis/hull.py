@@ -156,15 +156,16 @@ class _Process:
 def _covariance(a: _Block, b: _Block, length: float) -> Array:
     """Return derivatives (m_a, m_b) of exp(−s) along a's directions in x and b's directions in y.
 
-    s = ‖x − y‖²/(2ℓ²), x and y the points of the blocks a and b, ℓ the ``length``. By Faà di Bruno's formula
-    the derivative, divided by exp(−s), is a sum over the partitions of the directions into sets of one or
-    two: third derivatives of s are zero. The term of a partition is the product of −(the derivative of s
-    along a set) over its sets. The recursion takes the first direction alone, or with one of the others.
+    Here s = ‖x − y‖²/(2ℓ²), where x and y are the points of the blocks a and b, and ℓ is ``length``. By Faà
+    di Bruno's formula the derivative, divided by exp(−s), is a sum over the partitions of the directions into
+    sets of one or two, because third derivatives of s are zero. The term of a partition is the product, over
+    its sets, of −(the derivative of s along the set). The recursion takes the first direction alone, or in a
+    set with one of the others.
     """
     x, y = a.points / length, b.points / length
     squares = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T  # 2s
     us, vs = [u / length for u in a.directions], [v / length for v in b.directions]
-    # First derivatives of s along each direction; directions of a have the numbers below ``count``.
+    # First derivatives of s along each direction, first the ``count`` directions of a, then those of b.
     slopes = [(u * x).sum(1)[:, None] - u @ y.T for u in us] + [(v * y).sum(1) - x @ v.T for v in vs]
     count = len(us)
 
@@ -181,9 +182,9 @@ def _covariance(a: _Block, b: _Block, length: float) -> Array:
             return 1.0
         first, *others = indices
         total = -slopes[first] * sum_over_partitions(others)
-        for k in others:
-            remaining = [j for j in others if j != k]
-            total = total - second_derivative(first, k) * sum_over_partitions(remaining)
+        for partner in others:
+            remaining = [other for other in others if other != partner]
+            total = total - second_derivative(first, partner) * sum_over_partitions(remaining)
         return total
 
     factor = sum_over_partitions([*range(len(slopes))])

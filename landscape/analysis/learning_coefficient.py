@@ -171,21 +171,21 @@ def learning_coefficient(
 ) -> LearningCoefficient:
     """Estimate the local learning coefficient by SGLD.
 
-    λ̂ = nβ (E L(w) − L(w*)), with the mean over w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²) (Lau et al., arXiv
+    λ̂ = nβ (E L(w) − L(w*)), where E is the mean over w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²) (Lau et al., arXiv
     2308.12108). w* are the problem's weights. L is the mean over n samples of a negative log-likelihood in
     nats. At a minimum of L, λ is P/2 for a regular model with P parameters, and smaller for a singular model.
 
-    The first half of each chain is discarded. The chains' length is doubled until they have mixed and the
-    error is small enough. BatchNorm uses each minibatch's statistics. The heating, a rise of the loss by step
-    size and minibatches, is subtracted (our choice).
+    The first half of each chain is discarded. The length of the chains is doubled until the chains have mixed
+    and the error is small enough. BatchNorm uses each minibatch's statistics. The heating, a rise of the loss
+    by step size and minibatches, is subtracted (our choice).
 
     Args:
-        problem: the loss on the training set, at the minimum w*; or a run, at w_a. For regression the loss is
-            half the squared error divided by its variance.
+        problem: the loss on the training set, at the minimum w*; or a run, at w_a. For regression, the loss
+            is half the squared error, divided by the error's variance.
         batch: the number of samples in a minibatch, drawn with replacement; larger minibatches heat less.
         localization: γ, the attraction to w*; values of λ̂ are comparable only at equal γ and n.
         step_size: ε of the chains; default: 0.5/(nβλ_max + γ), or less if the heating is above a tenth of the
-            rise.
+            whole rise of the loss.
         nbeta: nβ, the number of samples times the inverse temperature; default: n/log n (Watanabe 2013). If L
             is a mean over tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
         chains: the number of independent chains, at least 2.
@@ -225,10 +225,10 @@ def learning_coefficient(
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
     finite_gradient(*problem.loss_and_gradient())  # refuses a loss or gradient that is not finite
     lambda_max = math.nan
-    first_size = step_size
-    if first_size is None:
+    first_step_size = step_size
+    if first_step_size is None:
         lambda_max = float(top_eigenvalues(problem, seed=seed).values[0])
-        first_size = FIRST_STEP / (nbeta * max(lambda_max, 0.0) + localization)
+        first_step_size = FIRST_STEP / (nbeta * max(lambda_max, 0.0) + localization)
 
     report = taken(progress)
 
@@ -248,9 +248,9 @@ def learning_coefficient(
         return chain_stack
 
     if step_size:
-        chain_stack = start_chains(first_size)
+        chain_stack = start_chains(first_step_size)
     else:
-        chain_stack = _start_with_little_heating(start_chains, first_size)
+        chain_stack = _start_with_little_heating(start_chains, first_step_size)
     summary = _summary(chain_stack, arviz, relative_error, max_rhat)
     while not summary.suffices and not summary.hopeless and 2 * chain_stack.steps <= max_steps:
         extend(chain_stack, chain_stack.steps)  # to twice the length

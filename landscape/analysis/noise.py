@@ -78,11 +78,11 @@ def noise(
 ) -> Noise:
     """Estimate Δ(2), the noise from the learners' spread, in four ways.
 
-    δ is the mean over learners j of ∇L^μ(w_j) − ∇L^μ(w_a), with L^μ the loss of learner j's minibatch. The
-    four estimates are α²‖δ‖² over drawn minibatches, which is the definition; α²‖δ‖² with gradients of all
-    data; Eq. 4 of DPSGD-2020 with the Hessian; and the first-order expansion with the minibatches' Hessians.
-    BatchNorm uses each minibatch's statistics. Gradients of all data are then means over minibatches of
-    ``local_batch`` samples, without a smaller last one.
+    δ is the mean over learners j of ∇L^μ(w_j) − ∇L^μ(w_a), where L^μ is the loss of learner j's minibatch.
+    The four estimates are α²‖δ‖² over drawn minibatches, which is the definition; α²‖δ‖² with gradients of
+    all data; Eq. 4 of DPSGD-2020 with the Hessian; and the first-order expansion with the minibatches'
+    Hessians. BatchNorm uses each minibatch's statistics. Gradients of all data are then means over
+    minibatches of ``local_batch`` samples; a smaller last minibatch is left out.
 
     Args:
         problem: the loss on the training set; or a run.
@@ -155,7 +155,9 @@ DELTA_TERMS = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
 def _delta_terms(
     problem: Problem, weights: Tensor, mean: Tensor, gradient: Tensor
 ) -> Callable[[Tensor], list[Tensor]]:
-    """Return the function from the indices (n, B) of the learners' samples to DELTA_TERMS divided by lr².
+    """Return a function that computes DELTA_TERMS divided by lr².
+
+    It takes the indices (n, local_batch) of the samples in the learners' minibatches.
 
     Args:
         problem: the loss.
@@ -233,8 +235,9 @@ def noise_scale(
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: B, the number of samples in a minibatch at w_a; default: the run's total batch.
-        weights: (n, P), the points at which n ≥ 2 learners compute gradients (for SSGD: n times w_a), to also
-            estimate B_simple of their mean gradient, from many draws and from single steps.
+        weights: (n, P), the points at which n ≥ 2 learners compute gradients (w_a for all learners of SSGD).
+            The result then also has B_simple of their mean gradient, once from many draws and once from
+            single steps.
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
         gradient: "whole": g is computed from all data; "draws": ‖g‖² is estimated from pairs of minibatches,
             less exactly if it is small.
@@ -252,7 +255,7 @@ def noise_scale(
         B_simple in samples, tr Σ and ‖g‖², with standard errors, at w_a and from the learners.
 
     Raises:
-        InputError: an argument that is not allowed, weights of one learner, or of another shape.
+        InputError: an argument that is not allowed, or weights of one learner or of another shape.
         OperationError: gradients that are not finite.
 
     Example:
@@ -370,14 +373,14 @@ def noise_alignment(
 ) -> NoiseAlignment:
     """Compare gradient noise with the Hessian.
 
-    The result has tr(HS)/tr S, where S is the second moment of the gradients g_B of minibatches that are
-    drawn with replacement; the diagonal C_ii of the covariance of g_B, in the basis of the top eigenvectors
-    of H; and the exponent γ in C_ii ∝ λ_i^γ. tr(HS)/tr S is the interaction-aware sharpness of "A new
-    characterization of the edge of stability" (2022). The exponent is that of arXiv 2602.05600, which finds 1
-    ≤ γ ≤ 2 in single fully connected layers. Here it is computed for all parameters (our choice).
+    S is the second moment, and C the covariance, of the gradients of minibatches that are drawn with
+    replacement. The result has tr(HS)/tr S, the interaction-aware sharpness of "A new characterization of the
+    edge of stability" (2022); the diagonal C_ii in the basis of H's top eigenvectors; and the exponent γ in
+    C_ii ∝ λ_i^γ. arXiv 2602.05600 finds 1 ≤ γ ≤ 2 in single fully connected layers; here γ is that of all
+    parameters (our choice).
 
     BatchNorm uses each minibatch's statistics. H and the gradient of all data are then means over minibatches
-    of ``batch`` samples, without a smaller last one.
+    of ``batch`` samples; a smaller last minibatch is left out.
 
     Args:
         problem: the loss on the training set; or a run.
@@ -419,16 +422,17 @@ def noise_alignment(
     gradient = double(finite_gradient(*problem.loss_and_gradient()))
     vectors = torch.from_numpy(pairs.vectors).to(gradient)
     curvature_terms = _curvature_terms(problem, products, gradient, vectors)
-    draws = np.zeros((0, 4 + k))  # a row of curvature terms for each minibatch
+    rows = np.zeros((0, 4 + k))  # a row of curvature terms for each minibatch
     while True:
-        block = itertools.islice(endless_minibatches, min(BLOCK, max_draws - len(draws)))
-        draws = np.concatenate([draws, curvature_terms([minibatch for (minibatch,) in block])])
-        gradient_curvature, gradient_norm2, noise_curvature, noise_norm2 = draws[:, :4].T
+        block = itertools.islice(endless_minibatches, min(BLOCK, max_draws - len(rows)))
+        rows = np.concatenate([rows, curvature_terms([minibatch for (minibatch,) in block])])
+        gradient_curvature, gradient_norm2, noise_curvature, noise_norm2 = rows[:, :4].T
+        # The interaction-aware sharpness.
         ias, ias_error = statistics.ratio(gradient_curvature, gradient_norm2)
-        if precision.enough(len(draws), ias, ias_error, second_half):
+        if precision.enough(len(rows), ias, ias_error, second_half):
             break
     curvature, curvature_error = statistics.ratio(noise_curvature, noise_norm2)
-    squares = draws[:, 4:]  # (draws, k)
+    squares = rows[:, 4:]  # (draws, k)
     gamma, gamma_error, scatter = exponent(pairs.values, squares)
     return NoiseAlignment(
         values=pairs.values,
@@ -448,10 +452,10 @@ def noise_alignment(
         gamma_error=gamma_error,
         gamma_scatter=scatter,
         batch=batch,
-        draws=len(draws),
+        draws=len(rows),
         draws_converged=precision.met(ias, ias_error),
         parameters=problem.layout.size,
-        products=pairs.products + len(draws) + 1,
+        products=pairs.products + len(rows) + 1,
         relative_error=relative_error,
         seed=seed,
         **setting(problem),
@@ -462,7 +466,7 @@ def noise_alignment(
 def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
     """Return γ in C_ii ∝ λ_i^γ, its jackknife error over draws, and its error by the scatter of log C_ii.
 
-    With fewer than two different eigenvalues, all three are NaN. With two, the error from scatter is NaN.
+    With fewer than two different eigenvalues, all three are NaN. With two, the error by scatter is NaN.
 
     Args:
         values: (k,), the eigenvalues λ_i; values that are not positive are left out.

@@ -79,7 +79,7 @@ def random_plane(
     generator = torch.Generator().manual_seed(seed)
 
     def draw(slot: Slot, center: Tensor) -> Tensor:
-        """Return a direction in the parameter at ``slot``; a parameter that is ignored has a draw, too."""
+        """Return a parameter's direction. An ignored one is also drawn, because later draws depend on it."""
         direction = torch.randn(slot.shape, dtype=torch.float64, generator=generator).to(center)
         if ignore == "bias+norm" and slot.role != "weight":
             return direction.zero_()
@@ -122,10 +122,10 @@ def between(
 ) -> Plane:
     """Return the plane through three weight vectors, or through two and along a random direction.
 
-    The first direction is w1 − w0. The second is the component of w2 − w0 (of two networks: of a normal
-    vector) orthogonal to w1 − w0, scaled to the length of w1 − w0 (Garipov et al. 2018, section 3). The
-    center is the middle of the smallest rectangle with sides along the directions that contains the weight
-    vectors. These are ``plane.center + plane.markers @ plane.directions``.
+    The first direction is w1 − w0. The second is w2 − w0, or for two networks a random normal vector, without
+    its component along the first direction, and scaled to the same length (Garipov et al. 2018, section 3).
+    The center is the middle of the smallest rectangle that contains the weight vectors and has sides along
+    the directions. The weight vectors are ``plane.center + plane.markers @ plane.directions``.
 
     Args:
         problem: the problem whose parameters the weights are; or a run.
@@ -133,7 +133,7 @@ def between(
         labels: names of the networks; default: the names of problems, otherwise w0, w1, w2.
         align: how hidden units of the other networks are matched to those of the first, as for
             :func:`landscape.connect`; "none": not at all.
-        seed: the seed of the normal vector.
+        seed: the seed of the random vector.
 
     Returns:
         A plane with the networks as markers (2 or 3, 2).
@@ -308,7 +308,7 @@ def eigen_plane(
         raise InputError("eigen: the model has one parameter, a plane needs at least 2")
     ends = extreme_eigenvalues(problem, residual_tol, max_products=max_products, seed=seed, progress=progress)
     if not ends.converged:
-        words = f"{ends.products} products bring no residual of {residual_tol:g}"
+        words = f"after {ends.products} products a residual is above {residual_tol:g}"
         raise OperationError(f"eigen: {words}; allow a larger residual_tol or more products")
     axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"
     vectors = torch.from_numpy(ends.vectors).to(problem.device)

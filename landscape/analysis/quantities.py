@@ -62,8 +62,8 @@ def basin_widths(
     Each plane has two random directions, which depend only on the seed and the number of weights. On 16 rays
     from the center of a plane, a search finds the distance at which the loss has risen by ``rise``. The width
     is the diameter of the circle with the enclosed area: twice the root mean square of the distances. If each
-    ray leaves the basin once, it equals :attr:`.Basins.equivalent_width`, without a grid. Distances are
-    Euclidean in weight space, and so depend on the scaling of the network.
+    ray leaves the basin once, the width equals :attr:`.Basins.equivalent_width`, without a grid. Distances
+    are Euclidean in weight space, and so depend on the scaling of the network.
 
     Args:
         problem: the loss.
@@ -94,7 +94,7 @@ def basin_widths(
     angles = 2 * math.pi * torch.from_numpy(RAYS) / ANGLES
     circle = torch.stack((angles.cos(), angles.sin()), 1)  # (rays, 2)
     plane_seeds = np.random.SeedSequence(seed).generate_state(planes).tolist()
-    for k, plane_seed in enumerate(plane_seeds):
+    for number, plane_seed in enumerate(plane_seeds, 1):
         normal_directions = double(random_plane(problem, seed=plane_seed).directions)
         orthonormal = torch.linalg.qr(normal_directions.T)[0].T.to(problem.weights)
         loss = evaluator(problem, problem.weights, orthonormal, ANGLES)
@@ -118,7 +118,7 @@ def basin_widths(
             raise OperationError(f"rise: the loss does not rise by {rise:g} in all directions; give less")
         distances = np.sqrt(root.x)
         widths.append(2 * math.sqrt(float(np.mean(distances**2))))
-        report((k + 1) / planes)
+        report(number / planes)
     return np.array(widths)
 
 

@@ -66,7 +66,8 @@ def _largest_rise(
     """Search the largest rise L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ, and return the largest that was found.
 
     It is a lower bound of the maximum, because the problem is not convex. The first search starts at
-    ρ · g/‖g‖, where g ≠ 0 is the gradient in ε: the maximum to first order (Foret et al. 2021).
+    ρ · g/‖g‖, where g is the gradient in ε: this is the maximum to first order (Foret et al. 2021). If g is
+    zero, this search is left out.
 
     Args:
         problem: the loss, centered on θ.
@@ -161,20 +162,20 @@ def sharpness(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Sharpness:
-    """Measure the rise of the loss within a radius: its largest or mean (adaptive) m-sharpness.
+    """Measure the rise of the loss within a radius: the (adaptive) m-sharpness.
 
     It is the largest rise L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or the mean rise over δ/c ~ N(0, ρ²)
     (Andriushchenko et al., arXiv 2302.07011, after Kwon et al. 2021 for ``adaptive`` and Foret et al. 2021
     for ``m``), without a normalization of logits. The pairs ±δ and the search for the largest rise are our
-    choice. Over modern networks the correlation with the test error is low, and may be negative (arXiv
-    2302.07011). BatchNorm has the problem's statistics at all weights.
+    choice. Over modern networks, sharpness has a low, sometimes negative correlation with the test error
+    (arXiv 2302.07011). BatchNorm has the problem's statistics at all weights.
 
     Args:
         problem: the loss; or a run, on its training set.
         rho: ρ: the radius ("worst"), or the standard deviation of each component of δ/c ("average").
         kind: "worst", for the largest rise, or "average", for the mean rise.
         adaptive: True: c = |w|, so that each weight moves in proportion to its size; False: c = 1.
-        m: the number of samples in a minibatch; sharpness is the mean over minibatches. Default: all samples.
+        m: the number of samples in a minibatch; sharpness is the mean over minibatches; default: all samples.
         steps: the largest number of gradients of each search.
         starts: the number of random starts of searches; a further search starts along the gradient.
         relative_error: draw until the standard error is at most this share of the value.
@@ -209,7 +210,7 @@ def sharpness(
     if m is not None and m > problem.samples:
         raise InputError(f"m: {m} is not allowed, the data has {problem.samples} samples")
     worst = kind == "worst"
-    random_numbers = generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
+    rng = generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
     draws_nothing = worst and m is None
     # Draws ±δ over all samples share one loss at the center; each minibatch has its own.
     center_loss = problem.loss() if not worst and m is None else None
@@ -218,9 +219,7 @@ def sharpness(
     report = taken(progress)
     for minibatch in _minibatches(problem, m, seed):
         count = starts if worst else 1
-        directions = [
-            problem.along_weights(normal(len(theta), random_numbers).to(theta)) for _ in range(count)
-        ]
+        directions = [problem.along_weights(normal(len(theta), rng).to(theta)) for _ in range(count)]
         if worst:
             ascents.append(_largest_rise(minibatch, scale, rho, directions, steps))
         else:
@@ -242,7 +241,7 @@ def sharpness(
         starts=starts if worst else 0,
         fixed=0 if scale is None else int((scale == 0).sum()),
         parameters=len(theta),
-        random_device=random_numbers.device.type,
+        random_device=rng.device.type,
         **settings,
         **setting(problem),
         **about,
@@ -301,12 +300,12 @@ def batch_sharpness(
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: the number of samples in B at w_a, which is the total batch of a step; default: the run's.
-        weights: (n, P), the weights of learners, to measure each learner on its own minibatches, too (our
+        weights: (n, P), the learners' weights, to also measure each learner on its own minibatches (our
             choice).
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
         lr: η, the learning rate, kept with the result.
         limit: the largest stable ηλ of the update rule, kept with the result.
-        quantities: "lambda-max" to also compute λ_max at w_a over all data, or () to save the time.
+        quantities: "lambda-max" to also compute λ_max at w_a over all data, or (), which saves its time.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         relative_error: draw until the standard error is at most this share of the mean.
         min_draws: the smallest number of draws; a draw takes a gradient and a Hessian product.
@@ -334,7 +333,7 @@ def batch_sharpness(
     """
     precision = Precision(relative_error, min_draws, max_draws)
     problem, batch = problem_of(problem), required_batch(batch)
-    thetas, local = learners_of(problem, batch, weights, local_batch)
+    thetas, local_batch = learners_of(problem, batch, weights, local_batch)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     full_batches = minibatches.full_batches
     # A check on a few samples turns "auto" into "exact" or "differences", the same for all minibatches.
@@ -342,17 +341,17 @@ def batch_sharpness(
     derivatives = HessianOptions(derivatives=derivatives).at(few_samples).derivatives
     stages = 1 + (thetas is not None) + bool(quantities)  # each has an equal share of the progress bar
     stage = portion(progress, 0, 1 / stages)
-    # Curvature, ‖g_B‖² and errors of the curvature, (draws, n) each.
+    # Curvature, ‖g_B‖² and errors of the curvature, (draws, 1) each.
     columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, stage)
     curvature, norm2, _ = columns
     all_columns = [columns]
     learner_fields: dict[str, Any] = {}
     if thetas is not None:
-        learner_minibatches = Minibatches(problem, local, stream(seed, 1), len(thetas))
+        learner_minibatches = Minibatches(problem, local_batch, stream(seed, 1), len(thetas))
         stage = portion(progress, 1 / stages, 2 / stages)
-        columns = _curvatures(learner_minibatches, thetas, derivatives, precision, stage)
-        learner_fields = {"learner_curvature": columns[0], "learner_norm2": columns[1]}
-        all_columns.append(columns)
+        learner_columns = _curvatures(learner_minibatches, thetas, derivatives, precision, stage)
+        learner_fields = {"learner_curvature": learner_columns[0], "learner_norm2": learner_columns[1]}
+        all_columns.append(learner_columns)
     lambda_max, residual = math.nan, math.nan
     if quantities:
         stage = portion(progress, 1 - 1 / stages, 1)
@@ -362,7 +361,7 @@ def batch_sharpness(
         curvature=curvature[:, 0],
         norm2=norm2[:, 0],
         **learner_fields,
-        local_batch=0 if thetas is None else local,
+        local_batch=0 if thetas is None else local_batch,
         batch=batch,
         lambda_max=lambda_max,
         residual=residual,
@@ -435,9 +434,9 @@ def batch_spectrum(
 ) -> BatchSpectrum:
     """Compute the k largest eigenvalues and the smallest of the Hessian of each drawn minibatch.
 
-    Park and Kim 2022 show their distribution (arXiv 2202.06709, Figure 4). Minibatches are drawn with
-    replacement. BatchNorm uses each minibatch's statistics, and each loss contains the penalty and weight
-    decay.
+    Park and Kim 2022 show the distribution of these eigenvalues (arXiv 2202.06709, Figure 4). Minibatches are
+    drawn with replacement. BatchNorm uses each minibatch's statistics, and each minibatch's loss contains the
+    penalty and weight decay.
 
     Args:
         problem: the loss, on the training set; or a run.
@@ -475,7 +474,7 @@ def batch_spectrum(
     whole = Matrix.of(minibatches.full_batches, seed, about, **options, max_memory=max_memory)
     target = SearchOptions(1, k, residual_tol, max_products)  # the smallest eigenvalue and the k largest
     start = whole.start()
-    # All Hessians have the same kind of products. Minibatches are drawn without end, one at a time.
+    # All Hessians have the same kind of products. A minibatch is drawn when its Hessian is needed.
     options_of_minibatch = replace(whole.options, derivatives=whole.operator.derivatives)
     minibatch_hessians = (options_of_minibatch.at(minibatch) for (minibatch,) in minibatches)
     hessians = itertools.islice(itertools.chain([whole.operator], minibatch_hessians), draws + 1)

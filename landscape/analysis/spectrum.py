@@ -95,13 +95,13 @@ def spectrum(
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        precondition: a positive diagonal (P,), or a checkpoint's :func:`landscape.preconditioner` (see
-            there); all results are then of the preconditioned Hessian.
-        engine: "landscape", or "pyhessian", only for the eigenvalue of largest magnitude and the trace.
+        precondition: a positive diagonal (P,), or a checkpoint's :func:`landscape.preconditioner`; all
+            results are then of the preconditioned Hessian.
+        engine: "landscape", or "pyhessian", which has only the eigenvalue of largest magnitude and the trace.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products for the eigenvalues.
-        seed: the seed of the starting vector, the signs and the random vectors.
+        seed: the seed of the starting vector and of the random vectors.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -122,22 +122,22 @@ def spectrum(
         ([9.0, 1.0], 10.0)
     """
     by_pyhessian = engine == "pyhessian"
-    chosen: set[str] = {*quantities}
-    if not k and not chosen:
+    requested: set[str] = {*quantities}
+    if not k and not requested:
         if by_pyhessian:
             k = 1
         else:
-            chosen = {"extremes"}
-    unsupported = [name for name in QUANTITIES if name in chosen - {"trace"}]
+            requested = {"extremes"}
+    unsupported = [name for name in QUANTITIES if name in requested - {"trace"}]
     if by_pyhessian and unsupported:
         raise InputError(f"engine: 'pyhessian' is not allowed with {unsupported[0]}, only with k=1 and trace")
     settings = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
     more_options = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **settings, **more_options)
-    smallest_count = int("extremes" in chosen)
+    smallest_count = int("extremes" in requested)
     largest_count = max(k or 0, smallest_count)
     # Each stage has an equal share of the progress bar.
-    stages = (largest_count > 0) + ("trace" in chosen) + ("density" in chosen)
+    stages = (largest_count > 0) + ("trace" in requested) + ("density" in requested)
     results: list[MatrixResult] = []
 
     def next_stage() -> Progress:
@@ -148,9 +148,9 @@ def spectrum(
         target = SearchOptions(smallest_count, largest_count, residual_tol, max_products, report)
         results.append(Eigenpairs(**operand.search(operand.start(), target, search)))
         report(1.0)
-    if "trace" in chosen:
+    if "trace" in requested:
         results.append(traces.trace_of(operand, products, next_stage()))
-    if "density" in chosen:
+    if "density" in requested:
         results.append(traces.density_of(operand, draws, steps, next_stage()))
     return dataclasses.replace(Spectrum.of(*results), residual_tol=residual_tol)
 
@@ -228,8 +228,8 @@ def curvature_table(
 
     The eigenvalues of each block come from a Lanczos run with exact products. The traces of all blocks come
     from the same products with random vectors z over all parameters, because z_bᵀ(Hz)_b has the mean tr H_bb
-    for every block b. The part of a block's trace that its search has found, the trace over its Ritz vectors,
-    is exact (as in Hutch++, Meyer et al. 2021).
+    for every block b. In the span of the Ritz vectors that a block's search has found, its trace is computed
+    exactly (as in Hutch++, Meyer et al. 2021).
 
     Args:
         problem: the loss, or a run.
@@ -254,7 +254,8 @@ def curvature_table(
         A table with all parameters in the first row, and a block in each further row.
 
     Raises:
-        InputError: an argument that is not allowed, a name that fits no parameter, or no symmetric matrix.
+        InputError: an argument that is not allowed, a name that fits no parameter, or a matrix that is not
+            symmetric.
 
     Example:
         >>> import torch, landscape
@@ -362,9 +363,9 @@ def _traces(
         # Only one draw is verified, because all draws have the same distribution.
         if start == 0 and h.derivatives == "differences":
             verified_image, image_error = h.verified(z[:1])
-            sizes = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])
+            norms = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])
             deviations = np.abs(_block_products(blocks, z[:1], images[:1] - verified_image)[0])
-            product_errors += deviations + image_error[0] * sizes
+            product_errors += deviations + image_error[0] * norms
         progress((start + len(z)) / draws)
     block_traces = np.concatenate(forms) + np.array([block.basis_trace for block in blocks])
     columns = np.column_stack((block_traces.sum(1), block_traces))  # (draws, 1 + blocks)
@@ -419,8 +420,9 @@ def loss_change(
     parameters has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b: curvature within the group (b = a) and between
     groups. The remainder, of third order and more, is not divided. Each group needs one Hessian product.
 
-    Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple m, the
-    smallest with L(θ + md) > L(θ), to 1%. The critical sharpness of arXiv 2601.16979 is 2/(αm).
+    Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple: the
+    smallest m with L(θ + md) > L(θ), with an error of 1%. The critical sharpness of arXiv 2601.16979 is
+    2/(αm).
 
     Args:
         problem: the loss, or a run.
@@ -448,7 +450,7 @@ def loss_change(
         >>> round(change.critical_multiple, 1)
         4.0
     """
-    problem = in_full_precision(problem_of(problem))  # half precision would leave a step two digits
+    problem = in_full_precision(problem_of(problem))  # in half precision a step has two digits
     before = network_of(problem, before, "before").theta
     after = network_of(problem, after, "after").theta
     step = after - before

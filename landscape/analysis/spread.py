@@ -78,8 +78,8 @@ def disagreement(
     """Measure which share of the learners' spread lies in the sharpest directions.
 
     Learners of local SGD differ mostly along these directions (arXiv 2605.27739). Further results are the
-    share of the gradient in them, and the second-order cost of the spread, ½ tr(HC) with the learners'
-    covariance C. BatchNorm has the problem's statistics at all weights.
+    share of the gradient in these directions, and the second-order cost of the spread, ½ tr(HC), where C is
+    the learners' covariance. BatchNorm has the problem's statistics at all weights.
 
     Args:
         problem: the loss; or a run, on its training set.
@@ -309,7 +309,7 @@ def smoothing(
         problem: the loss; or a run, on its training set.
         weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
         draws: the number of antithetic pairs ±δ, at least 2; 16 give standard errors to about 18%.
-        k: the number of top eigenvectors with which the spread is compared; at most P.
+        k: the number of top eigenvectors along which the spread is measured; at most P.
         trajectory: (S + 1, P), w_a at successive steps, for the gradient's Lipschitz constant in each of S
             steps.
         lr: the learning rate, kept with the result; default: the run's.
@@ -350,7 +350,7 @@ def smoothing(
     )
     vectors = torch.from_numpy(eigenpairs.vectors).to(mean.device)
     h = fast_hessian(problem, mean)
-    variances_along = double(deviations @ vectors.T).square().sum(0) / len(weights)  # each eigenvector, (k,)
+    variances_along = double(deviations @ vectors.T).square().sum(0) / len(weights)  # (k,), the eigenvectors
     trace_hs = sum(float(double(d) @ double(h(d))) for d in deviations) / len(weights)
     # Without a trajectory there is one point, and no step.
     trajectory = mean[None] if trajectory is None else trajectory.to(mean)
@@ -435,10 +435,10 @@ class _SmoothedLoss:
     def products(self) -> Callable[[Tensor], Iterator[Tensor]]:
         """Return the function from v (P,) to its products (P,) with each pair's mean Hessian, in order.
 
-        The Hessians are stored if they need at most 1 GiB. Otherwise they are computed for each v again.
+        The Hessians are stored if they need at most 1 GiB. Otherwise they are computed again for each v.
         """
         problem, point_bytes = self.problem, ChainHessian.saved_bytes(self.problem)
-        size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # pairs in a group
+        size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # the pairs of a group
         groups = [range(start, min(start + size, self.draws)) for start in range(0, self.draws, size)]
         is_stored = point_bytes is not None and 2 * self.draws * point_bytes <= min(GRAPH_BYTES, spare())
 
@@ -467,7 +467,7 @@ class _SmoothedLoss:
 
         The standard error is that of vᵀHv over the pairs, where v is the eigenvector. The component of Hv
         that is orthogonal to v also differs between the pairs. This biases λ_max by about the squared
-        standard error of the mean component, divided by λ_max.
+        standard error of this component's mean, divided by λ_max.
         """
         products = self.products()
 
@@ -482,7 +482,7 @@ class _SmoothedLoss:
         v, value = eigenpairs.vectors[0], float(eigenpairs.values[0])
         mean_image = mean_product(v)
         along_v = np.zeros(self.draws)  # vᵀHv of each pair, minus their mean
-        orthogonal_sum = 0.0  # the sum over the pairs of ‖orthogonal component of (Hv − its mean)‖²
+        orthogonal_sum = 0.0  # the squared norms of the deviations' components orthogonal to v, summed
         for i, image in enumerate(products(v)):
             deviation = image - mean_image
             along_v[i] = float(double(v) @ double(deviation))
