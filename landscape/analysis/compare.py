@@ -287,8 +287,7 @@ def compare(
     bounds: with a probability of 99%, the outermost eigenvalue lies within its bound.
 
     In groups, such as the seeds of two recipes, each item has its own draws, the error is the standard error
-    over the group, and Welch's t test compares the means. Holm's correction is applied to all tests of the
-    table.
+    over the group, and Welch's t test compares the means. Holm's correction is applied to all tests.
 
     Args:
         problems: two or more problems, runs, or names of runs' files or folders, as a list, or as a dict from
@@ -322,8 +321,8 @@ def compare(
             pairs of sides), and ``notes`` on what could not be measured.
 
     Raises:
-        InputError: fewer than two problems, an argument that is not allowed, a group that has a checkpoint or
-            a seed twice, or a quantity that is named in ``quantities`` but cannot be measured.
+        InputError: an argument that is not allowed, a group that has a checkpoint or a seed twice, or a
+            quantity that is named in ``quantities`` but cannot be measured.
         OperationError: no checkpoint near the common loss.
 
     Example:

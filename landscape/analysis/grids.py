@@ -485,8 +485,7 @@ def hessian_grid(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, products and converged, (ny, nx)
-        each.
+        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, products and converged: (ny, nx).
 
     Raises:
         InputError: a number that is not allowed.

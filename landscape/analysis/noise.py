@@ -81,8 +81,7 @@ def noise(
     δ is the mean over learners j of ∇L^μ(w_j) − ∇L^μ(w_a), where L^μ is the loss of learner j's minibatch.
     The four estimates are α²‖δ‖² over drawn minibatches, which is the definition; α²‖δ‖² with gradients of
     all data; Eq. 4 of DPSGD-2020 with the Hessian; and the first-order expansion with the minibatches'
-    Hessians. BatchNorm uses each minibatch's statistics. Gradients of all data are then means over
-    minibatches of ``local_batch`` samples; a smaller last minibatch is left out.
+    Hessians. BatchNorm uses each minibatch's statistics.
 
     Args:
         problem: the loss on the training set; or a run.
@@ -229,18 +228,16 @@ def noise_scale(
     Far below B_simple, a batch of twice the size needs nearly half the steps; far above it, a larger batch
     saves no steps (McCandlish et al. 2018, arXiv:1812.06162). g is the gradient of the loss at w_a, and Σ the
     covariance of one sample's gradient: tr Σ = B E‖g_B − g‖² over minibatches drawn with replacement.
-    BatchNorm uses each minibatch's statistics, so that B_simple depends a little on B, as it also does if
-    samples have unequal weights. Other layers, such as dropout, are in eval mode.
+    BatchNorm uses each minibatch's statistics, which makes B_simple depend a little on B. Other layers, such
+    as dropout, are in eval mode.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: B, the number of samples in a minibatch at w_a; default: the run's total batch.
-        weights: (n, P), the points at which n ≥ 2 learners compute gradients (w_a for all learners of SSGD).
-            The result then also has B_simple of their mean gradient, once from many draws and once from
-            single steps.
+        weights: (n, P), the weights of n ≥ 2 learners (w_a for all in SSGD), to also estimate B_simple of
+            their mean gradient, once from many draws and once from single steps.
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
-        gradient: "whole": g is computed from all data; "draws": ‖g‖² is estimated from pairs of minibatches,
-            less exactly if it is small.
+        gradient: "whole": g of all data; "draws": ‖g‖² from pairs of minibatches, less exact if it is small.
         precondition: a positive diagonal D (P,), or the :func:`landscape.preconditioner` of a checkpoint of
             Adam and its relatives; each gradient g is replaced by D^{-1/2} g, as in that optimizer.
         relative_error: draw until the standard error is at most this share of the value.
@@ -374,13 +371,11 @@ def noise_alignment(
     """Compare gradient noise with the Hessian.
 
     S is the second moment, and C the covariance, of the gradients of minibatches that are drawn with
-    replacement. The result has tr(HS)/tr S, the interaction-aware sharpness of "A new characterization of the
-    edge of stability" (2022); the diagonal C_ii in the basis of H's top eigenvectors; and the exponent γ in
-    C_ii ∝ λ_i^γ. arXiv 2602.05600 finds 1 ≤ γ ≤ 2 in single fully connected layers; here γ is that of all
-    parameters (our choice).
-
-    BatchNorm uses each minibatch's statistics. H and the gradient of all data are then means over minibatches
-    of ``batch`` samples; a smaller last minibatch is left out.
+    replacement. H is the Hessian of all samples. The result has tr(HS)/tr S, the interaction-aware sharpness
+    of "A new characterization of the edge of stability" (2022); the diagonal C_ii in the basis of H's top
+    eigenvectors; and the exponent γ in C_ii ∝ λ_i^γ. arXiv 2602.05600 finds 1 ≤ γ ≤ 2 in single fully
+    connected layers; here γ is that of all parameters (our choice). BatchNorm uses each minibatch's
+    statistics.
 
     Args:
         problem: the loss on the training set; or a run.

@@ -140,8 +140,7 @@ def between(
 
     Raises:
         InputError: another number of networks, weights of another model, or networks that cannot be aligned.
-        OperationError: weights that are equal, on one line or not finite, or a file of another model's
-            weights.
+        OperationError: weights that are equal, on one line or not finite, or a file of another model.
 
     Example:
         >>> import torch, landscape

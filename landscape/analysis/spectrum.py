@@ -110,8 +110,7 @@ def spectrum(
         values and residuals (k,), trace, trace_error, nodes and masses (draws, steps).
 
     Raises:
-        InputError: an argument that is not allowed, a preconditioner that is not positive or of another
-            length, an option that pyhessian does not have, or an operator that is not symmetric.
+        InputError: an argument that is not allowed, or an operator that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -243,8 +242,7 @@ def curvature_table(
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         draws: the number of random vectors for the traces, at least 2; 20 give standard errors to about 16%.
-        max_products: the largest number of products of a block's search; ``met`` is False where more are
-            needed.
+        max_products: the most products of a block's search; ``met`` is False where it needs more.
         seed: the seed of the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
@@ -418,7 +416,7 @@ def loss_change(
 
     d is the step that an optimizer made, with momentum, weight decay and averaging. Each group a of
     parameters has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b: curvature within the group (b = a) and between
-    groups. The remainder, of third order and more, is not divided. Each group needs one Hessian product.
+    groups. The remainder, of third order and more, is not divided.
 
     Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple: the
     smallest m with L(θ + md) > L(θ), with an error of 1%. The critical sharpness of arXiv 2601.16979 is

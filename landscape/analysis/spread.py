@@ -310,8 +310,7 @@ def smoothing(
         weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
         draws: the number of antithetic pairs ±δ, at least 2; 16 give standard errors to about 18%.
         k: the number of top eigenvectors along which the spread is measured; at most P.
-        trajectory: (S + 1, P), w_a at successive steps, for the gradient's Lipschitz constant in each of S
-            steps.
+        trajectory: (S + 1, P), w_a at successive steps, to also measure the gradient's Lipschitz constant.
         lr: the learning rate, kept with the result; default: the run's.
         alpha_e: the effective learning rate α_e, kept with the result; default: unknown (NaN).
         residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
