@@ -102,7 +102,7 @@ def basin_widths(
         if not math.isfinite(base):
             raise OperationError(f"weights: their loss is {base:g}, above which nothing rises; take others")
         if not rise >= LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
-            raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
+            raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; give more")
 
         # ``loss`` and ``base`` are default values: a closure would use those of a later plane.
         def excess(squares: Array, rays: Array, loss: Evaluator = loss, base: float = base) -> Array:

@@ -340,22 +340,22 @@ def batch_sharpness(
     few_samples = full_batches.on(full_batches.data.few())
     derivatives = HessianOptions(derivatives=derivatives).at(few_samples).derivatives
     stages = 1 + (thetas is not None) + bool(quantities)  # each has an equal share of the progress bar
-    stage = portion(progress, 0, 1 / stages)
+    stage_progress = portion(progress, 0, 1 / stages)
     # Curvature, ‖g_B‖² and errors of the curvature, (draws, 1) each.
-    columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, stage)
+    columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, stage_progress)
     curvature, norm2, _ = columns
     all_columns = [columns]
     learner_fields: dict[str, Any] = {}
     if thetas is not None:
         learner_minibatches = Minibatches(problem, local_batch, stream(seed, 1), len(thetas))
-        stage = portion(progress, 1 / stages, 2 / stages)
-        learner_columns = _curvatures(learner_minibatches, thetas, derivatives, precision, stage)
+        stage_progress = portion(progress, 1 / stages, 2 / stages)
+        learner_columns = _curvatures(learner_minibatches, thetas, derivatives, precision, stage_progress)
         learner_fields = {"learner_curvature": learner_columns[0], "learner_norm2": learner_columns[1]}
         all_columns.append(learner_columns)
     lambda_max, residual = math.nan, math.nan
     if quantities:
-        stage = portion(progress, 1 - 1 / stages, 1)
-        pairs = top_eigenvalues(full_batches, derivatives=derivatives, seed=seed, progress=stage)
+        stage_progress = portion(progress, 1 - 1 / stages, 1)
+        pairs = top_eigenvalues(full_batches, derivatives=derivatives, seed=seed, progress=stage_progress)
         lambda_max, residual = float(pairs.values[0]), float(pairs.residuals[0])
     return BatchSharpness(
         curvature=curvature[:, 0],

@@ -139,18 +139,18 @@ def spectrum(
     stages = (largest_count > 0) + ("trace" in requested) + ("density" in requested)
     results: list[MatrixResult] = []
 
-    def next_stage() -> Progress:
+    def next_progress() -> Progress:
         return portion(progress, len(results) / stages, (len(results) + 1) / stages)
 
     if largest_count:
-        report = next_stage()
+        report = next_progress()
         target = SearchOptions(smallest_count, largest_count, residual_tol, max_products, report)
         results.append(Eigenpairs(**operand.search(operand.start(), target, search)))
         report(1.0)
     if "trace" in requested:
-        results.append(traces.trace_of(operand, products, next_stage()))
+        results.append(traces.trace_of(operand, products, next_progress()))
     if "density" in requested:
-        results.append(traces.density_of(operand, draws, steps, next_stage()))
+        results.append(traces.density_of(operand, draws, steps, next_progress()))
     return dataclasses.replace(Spectrum.of(*results), residual_tol=residual_tol)
 
 
@@ -275,8 +275,8 @@ def curvature_table(
 
     def search_row(matrix_of_row: Matrix, number: int) -> tuple[RitzPairs, SearchResult]:
         """Search both ends of the spectrum for row ``number`` of the table."""
-        stage = portion(progress, number / stages, (number + 1) / stages)
-        target = SearchOptions(1, 1, residual_tol, max_products, stage)  # one eigenvalue at each end
+        row_progress = portion(progress, number / stages, (number + 1) / stages)
+        target = SearchOptions(1, 1, residual_tol, max_products, row_progress)  # one eigenvalue at each end
         pairs, result = search_operator(matrix_of_row.operator, matrix_of_row.start(), target)
         matrix_of_row.check(pairs.residuals)
         return pairs, result
@@ -291,8 +291,8 @@ def curvature_table(
         blocks.append(_block(block_matrix, slots, result, vectors_kept(problem)))
         del block_matrix, result  # frees the memory of graphs and basis for the next block
     search_errors = [pairs.product_error for pairs in row_pairs]
-    last_stage = portion(progress, 1 - 1 / stages, 1.0)
-    traces_fields = _traces(whole, blocks, draws, search_errors, last_stage)
+    traces_progress = portion(progress, 1 - 1 / stages, 1.0)
+    traces_fields = _traces(whole, blocks, draws, search_errors, traces_progress)
     return CurvatureTable(
         **whole.about | ends_of(row_pairs) | traces_fields,
         met=np.array([pairs.converged for pairs in row_pairs]),
