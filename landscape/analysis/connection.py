@@ -107,8 +107,8 @@ def connect(
         a, b: two networks, in any form that :func:`landscape.line` accepts; without b, the paths lead from
             the problem's center to a.
         curve: "bezier", a quadratic curve, or "chain", two straight lines that meet in the bend.
-        align: whether units are matched by "weights" or by "activations": correlations over up to 1,000
-            samples, at the inputs of operations that sum over the units.
+        align: what units are matched by: "weights", or "activations" (their correlations over up to 1,000
+            samples, at the inputs of operations that sum over the units).
         points: the number of points of each path, at equal distances of t; barriers are maxima over these.
         steps: the number of training steps of the bend; with 0, the curve is the aligned line.
         lr: Adam's step size; it falls linearly to zero in the second half of the steps.
@@ -269,8 +269,8 @@ def average(
             part of the weights.
         weights: the 2 to 32 members: (n, P), or a list of networks in any form that :func:`landscape.line`
             accepts; default: the run's learners.
-        coefficients: a_j, (n,), or (K, n) for K averages; each row is divided by its sum. With a base: λ_j,
-            not divided. Default: equal coefficients.
+        coefficients: the a_j, (n,), or (K, n) for K averages; each row is divided by its sum. With a base:
+            λ_j, not divided. Default: equal coefficients.
         base: the network from which the members were fine-tuned: averages are base + Σ_j λ_j (w_j − base)
             (task arithmetic, Ilharco et al. 2023). The base is measured as the first member.
         plan: averages in place of ``coefficients``. "windows": of the last 2, 3, … members, with equal (LAWA,

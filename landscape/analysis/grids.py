@@ -106,8 +106,9 @@ def contour(
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 50 × 50 (DPSGD-2020, section 4.1).
         span: x and y run over [−span, span]; default: ``plane.span``, for all markers (0.1 without markers).
-        bn: BatchNorm's statistics, as for :meth:`landscape.Problem.with_batchnorm`; default: "recalibrate" if
-            the networks on the plane have different statistics, otherwise "center".
+        bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
+            "train" (each batch's); default: "recalibrate" if the networks on the plane have different
+            statistics, else "center".
         bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
         method: "batched" (many points at once, for chains of linear layers), "folded" (BatchNorm folded into
             convolutions), "pointwise" (any model) or "auto" (the fastest that agrees with "pointwise").
@@ -348,8 +349,9 @@ def line(
         direction: (P,), in place of a and b: the line is center + t·direction.
         weights: a and b as one list, or (2, P).
         labels: names of a and b for plots.
-        bn: BatchNorm's statistics, as for :meth:`landscape.Problem.with_batchnorm`; default: "recalibrate" if
-            a and b have different statistics, otherwise "center".
+        bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
+            "train" (each batch's); default: "recalibrate" if a and b have different statistics, else
+            "center".
         bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
         method: how the losses are computed, as for :func:`landscape.contour`.
         interpolation_tol: the largest error of interpolated losses: "1%" of the range shown, or a number in
@@ -471,9 +473,11 @@ def hessian_grid(
         span: x and y run over [−span, span]; default: ``plane.span``, for all markers (0.1 without markers).
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products per point.
-        search: "auto" or "exact", as in :func:`landscape.extreme_eigenvalues`.
+        search: "auto": the search may save time by products on the samples with most curvature only; exact
+            products then verify and refine the results. "exact": all products are exact.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        bn: BatchNorm's statistics, as for :meth:`landscape.Problem.with_batchnorm`.
+        bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
+            "train" (each batch's).
         bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
         interpolation_tol: the largest error of interpolated λ_min, λ_max and ratios: "1%" of the range shown,
             or a number such as 0.005, at least ``residual_tol``; default: no point is interpolated.

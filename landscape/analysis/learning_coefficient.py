@@ -185,7 +185,7 @@ def learning_coefficient(
         batch: the number of samples in a minibatch, drawn with replacement; larger minibatches heat less.
         localization: γ, the attraction to w*; values of λ̂ are comparable only at equal γ and n.
         step_size: ε of the chains; default: 0.5/(nβλ_max + γ), or less if this heats too much.
-        nbeta: nβ, the number of samples times the inverse temperature; default: n/log n (Watanabe 2013). If L
+        nbeta: the number of samples times the inverse temperature, nβ; default: n/log n (Watanabe 2013). If L
             is a mean over tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
         chains: the number of independent chains, at least 2.
         relative_error: chains are extended until the standard error is at most this share of the value.

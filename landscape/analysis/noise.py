@@ -88,7 +88,7 @@ def noise(
         weights: (n, P), the weights of at least 2 learners; default: the run's.
         lr: α, the learning rate; default: the run's.
         local_batch: the number of samples in a learner's minibatch; default: the run's.
-        draws: the number of draws of minibatches; 32 give each standard error to about 13%.
+        draws: the number of draws of minibatches; with 32, standard errors are known to about 13%.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.

@@ -98,7 +98,8 @@ def spectrum(
         precondition: a positive diagonal (P,), or a checkpoint's :func:`landscape.preconditioner`; all
             results are then of the preconditioned Hessian.
         engine: "landscape", or "pyhessian", which has only the eigenvalue of largest magnitude and the trace.
-        search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
+        search: "auto": the search may save time by products on the samples with most curvature only; exact
+            products then verify and refine the results. "exact": all products are exact.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products for the eigenvalues.
         seed: the seed of the starting vector and of the random vectors.
@@ -241,7 +242,8 @@ def curvature_table(
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        draws: the number of random vectors for the traces, at least 2; 20 give standard errors to about 16%.
+        draws: the number of random vectors for the traces, at least 2; with 20, errors are known to about
+            16%.
         max_products: the most products of a block's search; ``met`` is False where it needs more.
         seed: the seed of the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.

@@ -308,7 +308,7 @@ def smoothing(
     Args:
         problem: the loss; or a run, on its training set.
         weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
-        draws: the number of antithetic pairs ±δ, at least 2; 16 give standard errors to about 18%.
+        draws: the number of antithetic pairs ±δ, at least 2; with 16, standard errors are known to about 18%.
         k: the number of top eigenvectors along which the spread is measured; at most P.
         trajectory: (S + 1, P), w_a at successive steps, to also measure the gradient's Lipschitz constant.
         lr: the learning rate, kept with the result; default: the run's.
