@@ -302,8 +302,7 @@ def compare(
             :meth:`landscape.Checkpoint.problem`; the same for all runs.
         equal_loss: whether to replace each run by its checkpoint whose training loss is nearest to the
             highest of the runs' training losses.
-        loss_tol: how far the loss of a chosen checkpoint may be from the highest loss, as a share of the
-            highest.
+        loss_tol: how far the loss of a chosen checkpoint may be from the highest loss, as a share of it.
         draws: the number of minibatches or displacements; the trace always takes 60 Hessian-vector products.
         planes: the number of random planes over which the basin width is averaged.
         rise: the rise of the loss, in nats, at which the basin width is measured.
@@ -311,14 +310,14 @@ def compare(
         rho_average: ρ of average-case adaptive sharpness.
         k: the number of eigenvectors that span the sharp space.
         significance: the significance level of all tests together.
-        preconditioner_of: :func:`landscape.preconditioner`, to measure λ_max with each optimizer's
-            preconditioner.
+        preconditioner_of: :func:`landscape.preconditioner`, to measure λ_max with optimizers'
+            preconditioners.
         seed: the seed of minibatches, vectors, displacements and planes.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
 
     Returns:
-        A table: ``value`` and ``error`` (quantities, sides), ``difference`` and ``significant`` (quantities,
-            pairs of sides), and ``notes`` on what could not be measured.
+        A table with ``value`` and ``error`` (quantities, sides), ``difference`` and ``significant``
+        (quantities, pairs of sides), and ``notes`` on what could not be measured.
 
     Raises:
         InputError: an argument that is not allowed, a group that has a checkpoint or a seed twice, or a

@@ -269,13 +269,13 @@ def average(
             part of the weights.
         weights: the 2 to 32 members: (n, P), or a list of networks in any form that :func:`landscape.line`
             accepts; default: the run's learners.
-        coefficients: the a_j, (n,), or (K, n) for K averages; each row is divided by its sum. With a base:
+        coefficients: the a_j: (n,), or (K, n) for K averages; each row is divided by its sum. With a base:
             λ_j, not divided. Default: equal coefficients.
         base: the network from which the members were fine-tuned: averages are base + Σ_j λ_j (w_j − base)
             (task arithmetic, Ilharco et al. 2023). The base is measured as the first member.
-        plan: averages in place of ``coefficients``. "windows": of the last 2, 3, … members, with equal (LAWA,
-            Kaddour 2022) and with linearly growing coefficients. "grid": with a base, all λ_j equal to 0.05,
-            0.10, …, 1.
+        plan: a set of averages in place of ``coefficients``. "windows": averages of the last 2, 3, … members,
+            with equal (LAWA, Kaddour 2022) and with linearly growing coefficients. "grid": averages with a
+            base, in which all λ_j are equal: 0.05, 0.10, …, 1.
         last: the number of last members that ``plan="windows"`` uses; default: all.
         factors: substrings of parameter names that mark the factors A and B of an adapter; default: those of
             peft. The products BA are averaged; with () each factor is averaged by itself.

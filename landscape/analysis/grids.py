@@ -105,7 +105,7 @@ def contour(
         problem: the loss, evaluated in eval mode; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 50 × 50 (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; default: ``plane.span``, for all markers (0.1 without markers).
+        span: x and y run over [−span, span]; default: ``plane.span`` (all markers; without markers 0.1).
         bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
             "train" (each batch's); default: "recalibrate" if the networks on the plane have different
             statistics, else "center".
@@ -120,8 +120,7 @@ def contour(
             no point is interpolated. A region that covers less than 1.5% of the picture can be missed.
         into: a file of :func:`landscape.open` that gets the surface about every ten seconds. Points that are
             already in the file, of an unfinished surface or on another grid, are not computed again.
-        execution: processes, or an earlier surface to resume without a file; see
-            :class:`landscape.Execution`.
+        execution: the processes to use, and an earlier surface to resume; see :class:`landscape.Execution`.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -470,7 +469,7 @@ def hessian_grid(
         problem: the loss; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 4 × 4 (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; default: ``plane.span``, for all markers (0.1 without markers).
+        span: x and y run over [−span, span]; default: ``plane.span`` (all markers; without markers 0.1).
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products per point.
         search: "auto": the search may save time by products on the samples with most curvature only; exact

@@ -197,7 +197,7 @@ def learning_coefficient(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        ``value`` and ``standard_error``, the traces (chains, draws), R̂ and the effective sample size.
+        ``value`` and ``standard_error``, the chains' rises (chains, draws), R̂, and the effective sample size.
 
     Raises:
         InputError: a number that is not allowed, data without numbered samples, or a penalty.

@@ -239,7 +239,7 @@ def noise_scale(
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
         gradient: "whole": g of all data; "draws": ‖g‖² from pairs of minibatches, less exact if it is small.
         precondition: a positive diagonal D (P,), or the :func:`landscape.preconditioner` of a checkpoint of
-            Adam and its relatives; each gradient g is replaced by D^{-1/2} g, as in that optimizer.
+            Adam and its relatives; each gradient g is replaced by D^{-1/2} g, as the optimizer does.
         relative_error: draw until the standard error is at most this share of the value.
         min_draws: the smallest number of draws. A draw is a minibatch at w_a, or one for each learner.
         max_draws: the largest number of draws.

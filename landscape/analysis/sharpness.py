@@ -305,7 +305,7 @@ def batch_sharpness(
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
         lr: η, the learning rate, kept with the result.
         limit: the largest stable ηλ of the update rule, kept with the result.
-        quantities: "lambda-max" to also compute λ_max at w_a over all data, or (), which saves its time.
+        quantities: "lambda-max" to also compute λ_max at w_a over all data, or () to leave this out.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         relative_error: draw until the standard error is at most this share of the mean.
         min_draws: the smallest number of draws; a draw takes a gradient and a Hessian product.

@@ -228,8 +228,8 @@ def curvature_table(
 
     The eigenvalues of each block come from a Lanczos run with exact products. The traces of all blocks come
     from the same products with random vectors z over all parameters, because z_bᵀ(Hz)_b has the mean tr H_bb
-    for every block b. In the span of the Ritz vectors that a block's search has found, its trace is computed
-    exactly (as in Hutch++, Meyer et al. 2021).
+    for every block b. A block's trace over the Ritz vectors that its search has found is exact (as in
+    Hutch++, Meyer et al. 2021).
 
     Args:
         problem: the loss, or a run.
@@ -242,8 +242,7 @@ def curvature_table(
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        draws: the number of random vectors for the traces, at least 2; with 20, errors are known to about
-            16%.
+        draws: the number of random vectors for the traces; with 20, standard errors are known to about 16%.
         max_products: the most products of a block's search; ``met`` is False where it needs more.
         seed: the seed of the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.
