@@ -320,7 +320,7 @@ def parse(text: str, learners: int) -> Division:
 
     Args:
         text: one of FORMS.
-        learners: n.
+        learners: the number of learners.
 
     Raises:
         InputError: the text has another form, or numbers that are not allowed.
@@ -343,7 +343,7 @@ def parse(text: str, learners: int) -> Division:
     is_allowed = kind in ("dirichlet", "labels", "sizes") and len(numbers) == needed_count
     is_allowed = is_allowed and all(0 < number < math.inf for number in numbers)
     if is_allowed and kind == "sizes":
-        is_allowed = abs(sum(numbers) - 1) <= 1e-6  # shares such as 0.333333 are rounded (our choice)
+        is_allowed = abs(sum(numbers) - 1) <= 1e-6  # our choice: shares may be rounded, as 0.333333 is
     elif is_allowed and kind == "labels":
         is_allowed = numbers[0].is_integer()
     if not is_allowed:
@@ -403,9 +403,9 @@ class Parts:
         Args:
             split: the description of the division; not "iid".
             problem: the problem on the training set.
-            columns: further values of the samples by name, (N,) each, such as the speaker.
-            learners: n.
-            batch: B, the samples of a learner's minibatch.
+            columns: name -> further values of the samples (N,), such as their speakers.
+            learners: the number of learners.
+            batch: the number of samples in a learner's minibatch.
             seed: the seed of all draws.
 
         Raises:
@@ -414,28 +414,28 @@ class Parts:
         all_columns = _columns(problem) | {name: np.asarray(values) for name, values in columns.items()}
         labels, samples, rng = all_columns.get(LABEL), problem.samples, np.random.default_rng(seed)
         if split.kind == "sizes":
-            ends = np.rint(np.cumsum(split.numbers) * samples).astype(int)[:-1]
-            indices_of_learner = np.split(rng.permutation(samples), ends)
-            learner = _learner_of_sample(enumerate(indices_of_learner), samples)
+            boundaries = np.rint(np.cumsum(split.numbers) * samples).astype(int)[:-1]
+            indices_of_learner = np.split(rng.permutation(samples), boundaries)
+            owners = _learner_of_sample(enumerate(indices_of_learner), samples)
         elif split.kind == "by":
-            learner = _by_value(split, _column(split, all_columns, samples), learners)
+            owners = _by_value(split, _column(split, all_columns, samples), learners)
         elif labels is None:
-            raise split.refused("it needs one whole number a sample as target; sizes(…) needs none")
+            raise split.refused("each target must be one whole number, the label; sizes(…) needs no labels")
         elif split.kind == "labels":
-            learner = _learner_of_sample(_by_labels(split, labels, learners, rng), samples)
+            owners = _learner_of_sample(_by_labels(split, labels, learners, rng), samples)
         else:
-            learner = _dirichlet(split, labels, learners, batch, rng)
-        sizes = np.bincount(learner, minlength=learners)
+            owners = _dirichlet(split, labels, learners, batch, rng)
+        sizes = np.bincount(owners, minlength=learners)
         if sizes.min() < batch:
-            part = f"learner {sizes.argmin()} gets {sizes.min()} of {samples} samples"
-            raise split.refused(f"{part}, fewer than its minibatch of {batch}; use a smaller batch")
-        if labels is None:
+            words = f"learner {sizes.argmin()} gets {sizes.min()} of {samples} samples"
+            raise split.refused(f"{words}, fewer than its minibatch of {batch}; use a smaller batch")
+        if labels is None:  # all samples then count as one class
             labels = np.zeros(samples, int)
         values, label_index = np.unique(labels, return_inverse=True)
         counts = np.zeros((learners, len(values)), np.int64)
-        np.add.at(counts, (learner, label_index), 1)
-        learner_32 = torch.from_numpy(learner.astype(np.int32))
-        return cls(split, learner_32, torch.from_numpy(counts), torch.from_numpy(values))
+        np.add.at(counts, (owners, label_index), 1)
+        owners_32 = torch.from_numpy(owners.astype(np.int32))
+        return cls(split, owners_32, torch.from_numpy(counts), torch.from_numpy(values))
 
 
 def _columns(problem: Problem) -> dict[str, Array]:

@@ -95,20 +95,20 @@ def fetch(
 ) -> dict[Path, bool]:
     """Download the files of a data set that are missing below ``root``, and verify all of them.
 
-    A file gets its name only when the file is complete and verified.
+    A file gets its final name only when it is complete and verified.
 
     Args:
         name: a key of SOURCES.
-        mirror: a URL in place of the public ones, which holds the same files.
-        force: replace existing files that have another checksum.
+        mirror: the URL of a copy of the files, used instead of the public mirrors.
+        force: whether to replace existing files that have another checksum.
         progress: a function that takes the completed share, from 0 to 1.
         message: a function that takes a line about each mirror that fails.
 
     Returns:
-        For the path of each file, in the order of SOURCES, whether this call downloaded the file.
+        The path of each file -> whether this call downloaded it, in the order of SOURCES.
 
     Raises:
-        InputError: a mirror that is no http or https address.
+        InputError: ``mirror`` is no http or https address.
         OperationError: no mirror gives a file with the right checksum, an existing file has another checksum,
             or a file cannot be written.
     """
@@ -126,8 +126,8 @@ def fetch(
         _download(mirrors, source.archive, archive_path, progress, message)
         _extract(archive_path, source, missing, root)
     elif missing:
-        for k, file in enumerate(missing):
-            file_progress = portion(progress, k / len(missing), (k + 1) / len(missing))
+        for i, file in enumerate(missing):
+            file_progress = portion(progress, i / len(missing), (i + 1) / len(missing))
             _download(mirrors, file, folder / file.name, file_progress, message)
     is_new = {}
     for file, path in verified_paths.items():
@@ -220,7 +220,7 @@ def _downloaded_blocks(url: str, most: int, progress: Progress) -> Generator[byt
     from urllib.request import Request, urlopen
 
     seconds = 2 * TIMEOUT + most / PACE
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
     try:
         # TIMEOUT limits single waits; ``within`` also stops a server that sends its headers byte by byte.
@@ -234,7 +234,7 @@ def _downloaded_blocks(url: str, most: int, progress: Progress) -> Generator[byt
                 received += len(block)
                 if received > most:
                     raise _MirrorError(f"{url}: has more than the {most:,} bytes that are expected")
-                if time.monotonic() > end:
+                if time.monotonic() > deadline:
                     raise TimeoutError(f"incomplete after {seconds:.0f} s")
                 yield block
                 progress(received / (size or most))

@@ -188,8 +188,8 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     """Return the classes and files of root/train/CLASS/*.jpg|jpeg|png and root/test/CLASS/….
 
     Classes are sorted by name. The files of a split are pairs (path below root, label), in a fixed random
-    order, so that consecutive batches contain all classes. Raises OperationError for a split without classes,
-    a class without images, or splits with different classes.
+    order, so that consecutive batches contain all classes. Raises OperationError for a split with fewer than
+    two classes, a class without images, or splits with different classes.
     """
     files_of_split: dict[str, list[tuple[str, int]]] = {}
     classes: list[str] = []
@@ -204,7 +204,7 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
             listed = ", ".join(in_one_split[:5])
             raise OperationError(f"{root}: train and test have different classes ({listed})")
         if len(names) < 2:
-            raise OperationError(f"{root / split}: has {len(names)} folders of images, one a class is needed")
+            raise OperationError(f"{root / split}: has {len(names)} folders, at least two classes are needed")
         classes = names
         files: list[tuple[str, int]] = []
         for label, name in enumerate(classes):
@@ -260,12 +260,12 @@ def image_folder(
     Args:
         folder: Below ``data_dir`` unless absolute. Classes are numbered in the order of their names.
         size: Images are cut to their middle square and scaled to size × size. 0: images stay unchanged, and
-            must be of one size. Unit: pixels. Source: ours.
+            all must have the same size. Unit: pixels. Source: ours.
         border: The share of an image that is cut off at each side before it is scaled; 0.0625 is ImageNet's
             usual 224 of 256. Source: ours.
-        normalize: Normalize each channel by its mean and standard deviation: those of the training set, or
-            those of ImageNet for a stream, whose own are not computed. Source: usual for images.
-        stream: Decode images whenever they are used, and hold none in memory; otherwise all are decoded once
+        normalize: Normalize each channel by its mean and standard deviation over the training set; for a
+            stream, over ImageNet, because those of its images are not computed. Source: usual for images.
+        stream: Decode an image each time it is used, and hold none in memory; otherwise each is decoded once
             and kept (see :mod:`landscape.data.base`). Source: ours.
         workers: Processes that decode a stream; 0: this process decodes it. Source: ours.
     """
@@ -275,17 +275,17 @@ def image_folder(
         train, test = (arrays["x_train"], arrays["y_train"]), (arrays["x_test"], arrays["y_test"])
         return image_set(train, test, len(classes), normalize, augment)
     if not size:
-        raise InputError("data.size: 0 is not allowed with data.stream, it must be the height in pixels")
+        raise InputError("data.size: 0 is not allowed with data.stream, it must be the side in pixels")
     classes, files_of_split = listing(root)
     mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)  # by channel
     if normalize:
         mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in IMAGENET)
     streams, fingerprints = [], ""
     for split in ("train", "test"):
-        files = ImageFiles(root, files_of_split[split], size, border, mean, std)
-        labels = torch.tensor([label for _, label in files.files])
-        streams.append(ImageStream(files, labels, workers))
-        fingerprints += files.fingerprint()
+        images = ImageFiles(root, files_of_split[split], size, border, mean, std)
+        labels = torch.tensor([label for _, label in images.files])
+        streams.append(ImageStream(images, labels, workers))
+        fingerprints += images.fingerprint()
     fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
     crops = crops_and_flips(size, mean, std) if augment else None
     loss = torch.nn.functional.cross_entropy
@@ -307,16 +307,15 @@ def digits(
     x (N, 64) in [0, 1] are pixels / 16, y (N,) in 0…9. The last ``test_samples`` digits are the test set.
 
     Args:
-        test_samples: Size of the test set. Unit: samples. Source: ours; a fifth, as the data has no official
+        test_samples: Size of the test set. Unit: samples. Source: ours; a fifth, because there is no official
             split.
-        form: "flat" is the form above. "image" makes x (N, 3, 32, 32): each pixel becomes a block of 4 × 4,
-            in three equal channels. "frames" makes x (N, 8, 8) and y (N, 8): each row is a frame with the
-            digit's label. "tokens" makes x (N, 63) the pixels, 0…16, line by line, and y (N, 63) the pixel
-            after each, as an image GPT reads them (Chen et al. 2020); the column label has the digits.
-            Source: ours.
+        form: "flat": as above. "image": x (N, 3, 32, 32), each pixel a block of 4 × 4 in three equal
+            channels. "frames": x (N, 8, 8) and y (N, 8), each row of the image a frame with the digit's
+            label. "tokens": for a GPT of images (Chen et al. 2020), x (N, 63) holds the pixels 0…16 row by
+            row, and y (N, 63) the pixel that follows each; the column "label" has the digits. Source: ours.
 
     Raises:
-        InputError: a split would hold no sample.
+        InputError: one of the two sets would hold no sample.
     """
     rows = np.loadtxt(FILE, delimiter=",", dtype=np.uint8)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
@@ -333,8 +332,8 @@ def digits(
         inputs, next_pixels = pixels[:, :-1], pixels[:, 1:]
         train_set = inputs[:train_samples], next_pixels[:train_samples]
         test_set = inputs[train_samples:], next_pixels[train_samples:]
-        mark, loss = base.fingerprint((x, y, np.array(train_samples))), torch.nn.functional.cross_entropy
-        return Dataset(train_set, test_set, loss, mark, 17, columns={"label": y[:train_samples]})
+        digest, loss = base.fingerprint((x, y, np.array(train_samples))), torch.nn.functional.cross_entropy
+        return Dataset(train_set, test_set, loss, digest, 17, columns={"label": y[:train_samples]})
     train, test = (x[:train_samples], y[:train_samples]), (x[train_samples:], y[train_samples:])
     return base.classification(train, test, scale=16.0, classes=10)
 

@@ -148,8 +148,8 @@ def _speech_data(
 ) -> Dataset:
     """Return the data set of recordings of ``words`` different words.
 
-    Every mel band is normalized over the frames of ``train``. If there is a function ``speaker``, which
-    returns the speaker of a file, the training set gets the column "speaker".
+    Each mel band is normalized over the frames of ``train``. ``speaker`` returns the speaker of a file; with
+    this function the training set gets the column "speaker".
     """
     for split, utterances in (("train", train), ("test", test)):
         if not utterances:
@@ -157,7 +157,7 @@ def _speech_data(
     log_mels = _log_mels(name, root, [file for file, _ in (*train, *test)], features)
     train, test = (thinned(utterances, words, features.imbalance) for utterances in (train, test))
     train_frames = np.concatenate([log_mels[file] for file, _ in train]).astype(np.float64)
-    # A band that is silent in all frames has the standard deviation 0.
+    # The maximum, because a band that is silent in all frames has the standard deviation 0.
     mean, std = train_frames.mean(0), np.maximum(train_frames.std(0), 1e-6)
 
     def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array, Array]:
@@ -177,8 +177,8 @@ def _speech_data(
         columns["speaker"] = np.array([speaker(file) for file, _ in train])[train_index]
     train_set = torch.from_numpy(x_train), torch.from_numpy(y_train)
     test_set = torch.from_numpy(x_test), torch.from_numpy(y_test)
-    mark, loss = fingerprint((x_train, y_train, x_test, y_test)), torch.nn.functional.cross_entropy
-    return Dataset(train_set, test_set, loss, mark, words * features.positions, columns=columns)
+    digest, loss = fingerprint((x_train, y_train, x_test, y_test)), torch.nn.functional.cross_entropy
+    return Dataset(train_set, test_set, loss, digest, words * features.positions, columns=columns)
 
 
 def _log_mels(name: str, root: Path, files: list[str], features: Features) -> dict[str, Array]:
@@ -222,9 +222,9 @@ def spoken_digits(
 
     A sample is a window of frames, x (N, frames, mels·(2·context + 1)). Each frame has a label for digit and
     position, y (N, frames), see :func:`states`. Every mel band is normalized by its mean and standard
-    deviation over the training frames. The column "speaker" serves to divide the samples among learners,
-    ``split = "by(speaker)"``. The defaults give 260 inputs, as DPSGD-2020's acoustic model has; the product
-    20 × 13, the windows and the number of positions are ours.
+    deviation over the training frames. With ``split = "by(speaker)"`` learners get different speakers. The
+    defaults give 260 inputs, as DPSGD-2020's acoustic model has; their factors 20 × 13, the windows and the
+    number of positions are ours.
 
     Args:
         test_speakers: Speakers of the test set; by default INDEX 0…4 of all digits and speakers. Source: the

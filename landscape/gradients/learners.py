@@ -126,7 +126,7 @@ class Stack:
         crash = any(1 < c.in_channels < 8 and {*c.kernel_size} == {1} < {1, *c.stride} for c in convolutions)
         self._channels_last = bool(convolutions) and not crash
         self._verified: set[GradientPath] = {"loop"}
-        self._captured, self._repeatable = Captured(), dict[bool, bool]()
+        self._captured, self._replayable = Captured(), dict[bool, bool]()
 
     def _path(self, x: Any) -> GradientPath:
         """The path of gradients on minibatches like ``x``."""
@@ -169,21 +169,22 @@ class Stack:
     def _relative_error(
         self, path: GradientPath, weights: Tensor, x: Any, y: Any, training: Training | None
     ) -> float:
-        """‖path − loop‖/‖loop‖ of two learners' gradients; NaN where the loop's gradients are not finite.
+        """Return ‖path − loop‖/‖loop‖ for two learners' gradients; NaN if those of the loop are not finite.
 
-        The gradients are of the first microbatch, at weights moved by a tenth: near a minimum a gradient is
-        all rounding. All paths but "batched" are compared in eval mode, as dropout's draws depend on the
-        memory layout. Numbers that a path does not write are NaN, and count as wrong.
+        The gradients are those of the first microbatch. The weights are changed at random by about a tenth,
+        because near a minimum a gradient is mostly rounding. All paths but "batched" are compared in eval
+        mode, because dropout's draws depend on the memory layout.
         """
         pair = weights[:2].clone()
         draws = generator(0, pair.device, pair.shape[1])
-        for part in self.problem.layout.views(pair).values():
-            size = 0.01 + 0.1 * part.square().mean().sqrt().nan_to_num()
-            part.add_(normal(part.shape, draws).to(part) * size)
+        for parameter in self.problem.layout.views(pair).values():
+            size = 0.01 + 0.1 * parameter.square().mean().sqrt().nan_to_num()
+            parameter.add_(normal(parameter.shape, draws).to(parameter) * size)
 
         x, y = tree_map(lambda t: t[:2].chunk(self.accumulate, 1)[0], (x, y))
 
         def gradients_by(path_name: GradientPath) -> Tensor:
+            # NaN, so that an entry which is not written counts as wrong.
             options, out = None, torch.full_like(pair, torch.nan)
             if path == "batched" and training is not None:
                 buffers = {name: t[:2].clone() for name, t in training.buffers.items()}
@@ -217,15 +218,15 @@ class Stack:
         training: Training | None = None,
         ready: Ready | None = None,
     ) -> Tensor:
-        """Learner j's gradient at ``weights[j]`` on its minibatch (x[j], y[j]), written to ``out[j]``.
+        """Write each learner j's gradient at ``weights[j]`` on its minibatch (x[j], y[j]) to ``out[j]``.
 
         Args:
             weights: (n, P).
-            x, y: (n, B, ...), or nested tensors of such shapes; B is a multiple of ``accumulate``.
+            x, y: (n, B, ...), or dicts, lists or tuples of such tensors; ``accumulate`` divides B.
             out: (n, P).
             training: options of training mode, with BatchNorm statistics of each microbatch; None: eval mode.
-            ready: is called as soon as a parameter's gradients of all learners are written: in the backward
-                pass, or with microbatches after the last.
+            ready: called with the name of a parameter as soon as all learners' gradients of this parameter
+                are written. With microbatches: called once, with all names, after the last microbatch.
 
         Returns:
             The mean losses (n,).
@@ -233,10 +234,10 @@ class Stack:
         self._verify(weights, x, y, training)
         path = self._path(x)
         if self.accumulate == 1:
-            if ready is None and weights.device.type in GRAPHS and self._repeats(weights, x, y, training):
+            if ready is None and weights.device.type in GRAPHS and self._replays(weights, x, y, training):
                 return self._replayed(path, weights, x, y, out, training)
             return self._compute(path, weights, x, y, out, training, ready)
-        losses, gradient_part = weights.new_zeros(len(weights)), torch.empty_like(out)
+        losses, microbatch_gradients = weights.new_zeros(len(weights)), torch.empty_like(out)
         out.zero_()
 
         def microbatch(i: int) -> Any:
@@ -246,9 +247,9 @@ class Stack:
             inputs, targets = microbatch(i)
             if training is not None:
                 training = replace(training, microbatch=i)
-            part_losses = self._compute(path, weights, inputs, targets, gradient_part, training)
-            losses += part_losses / self.accumulate
-            out.add_(gradient_part, alpha=1 / self.accumulate)
+            microbatch_losses = self._compute(path, weights, inputs, targets, microbatch_gradients, training)
+            losses += microbatch_losses / self.accumulate
+            out.add_(microbatch_gradients, alpha=1 / self.accumulate)
         if ready:
             ready(*(slot.name for slot in self.problem.layout.slots))
         return losses
@@ -263,7 +264,7 @@ class Stack:
         training: Training | None,
         ready: Ready | None = None,
     ) -> Tensor:
-        """Write the gradients of one microbatch by ``path`` to ``out``; the mean losses (n,)."""
+        """Compute one microbatch by ``path``: write its gradients to ``out``, return its mean losses (n,)."""
         if path == "chain":
             losses = self._chain_losses(weights, x, y, out, ready)
             differentiable(losses).sum().backward()  # type: ignore[no-untyped-call]
@@ -271,12 +272,12 @@ class Stack:
         if path == "batched":
             model = self.problem.model if training is None else self.training_model
             buffers = {} if training is None else dict(training.buffers)
-            if training and not buffers:  # no running statistics, but torch.vmap needs buffers per learner
+            if training and not buffers:  # torch.vmap needs buffers for each learner in any case
                 buffers = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
             leaves = self.problem.layout.leaves(weights)
             losses = self._all(model, {**leaves, **buffers}, x, y)
             return self._write(leaves, losses, out, ready)
-        rows = []
+        learner_losses = []
         with branches(weights.device) as branch:
             for j, w in enumerate(weights):
                 model, buffers, seeds = self.problem.model, {}, self._seeds
@@ -290,9 +291,9 @@ class Stack:
                     if path == "channels last":
                         inputs = inputs.contiguous(memory_format=torch.channels_last)
                     loss = self._mean(model, {**leaves, **buffers}, seeds, inputs, take(y, j))
-                    last = j == len(weights) - 1  # then the parameter's gradients of all learners are written
-                    rows.append(self._write(leaves, loss, out[j], ready if last else None))
-        return torch.stack(rows)
+                    is_last = j == len(weights) - 1  # only then are all learners' gradients written
+                    learner_losses.append(self._write(leaves, loss, out[j], ready if is_last else None))
+        return torch.stack(learner_losses)
 
     def _replayed(
         self, path: GradientPath, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None
@@ -312,30 +313,32 @@ class Stack:
         n = len(weights)
         return self._captured(compute, weights, *tensors.values(), state=state, written=written, networks=n)
 
-    def _repeats(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
-        """Return whether a pass neither draws random numbers nor sets attributes of modules.
+    def _replays(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
+        """Return whether a pass can be recorded as a graph and replayed.
 
-        A replay would repeat the random numbers, and stop a counter. One learner's pass decides for all later
-        calls in the same mode. Hooks, and losses that are not PyTorch's own, may have a state that is not
-        seen here, such as the step of a schedule; they are never replayed.
+        A replay repeats random numbers, and does not set attributes of modules, such as counters; a pass that
+        draws or sets any is not replayable. One learner's pass decides for all later calls in the same mode.
+        Hooks, and losses that are not PyTorch's own, are never replayed: they may have a state that this
+        pass does not show, such as the step of a schedule.
         """
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         has_hooks = any(getattr(m, name) for m in self.problem.model.modules() for name in hooks)
         if has_hooks or (getattr(self.problem.criterion, "__module__", "") or "").split(".")[0] != "torch":
             return False
         if training is not None and not training.buffers and any(True for _ in self.problem.model.buffers()):
-            return False  # streams would write the same buffers
-        key = training is None
-        if key not in self._repeatable:
+            return False  # learners on parallel streams would write the same buffers
+        is_eval_mode = training is None
+        if is_eval_mode not in self._replayable:
             model, buffers = _copied(self.problem.model if training is None else self.training_model), {}
             if training is not None:
                 buffers = {name: rows[0].clone() for name, rows in training.buffers.items()}
 
             def attributes() -> list[Any]:
                 values: list[Any] = []
-                for value in (value for module in model.modules() for value in vars(module).values()):
-                    parts = value.values() if isinstance(value, dict) else value
-                    values += parts if isinstance(value, (dict, list, tuple)) else [value]
+                for module in model.modules():
+                    for value in vars(module).values():
+                        items = value.values() if isinstance(value, dict) else value
+                        values += items if isinstance(value, (dict, list, tuple)) else [value]
                 return values
 
             with torch.no_grad(), self.problem.evaluating(0):
@@ -344,8 +347,8 @@ class Stack:
                 after, random_after = attributes(), random_state(weights.device)
             pairs = itertools.zip_longest(before, after)
             are_equal = all(a is b or (isinstance(a, (bool, int, float, str)) and a == b) for a, b in pairs)
-            self._repeatable[key] = are_equal and random_before == random_after
-        return self._repeatable[key]
+            self._replayable[is_eval_mode] = are_equal and random_before == random_after
+        return self._replayable[is_eval_mode]
 
     def losses(self, weights: Tensor, x: Any, y: Any) -> Tensor:
         """The learners' mean losses (n,) in eval mode: learner j's at ``weights[j]`` on (x[j], y[j]).
@@ -438,18 +441,18 @@ class Stack:
         return losses.detach()
 
     def batching_pays(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
-        """Return whether :meth:`gradients` of these arguments is faster batched, with equal results.
+        """Return whether batched computation makes :meth:`gradients` faster for these arguments.
 
-        On the CPU the times decide, elsewhere the number of learners and the size of their activations. The
-        result is False where each learner needs its own pass: with dropout, whose random numbers differ
-        by learner, and with operations that torch.vmap does not know. The result is also False where all
-        learners' activations exceed MAX_BATCHED_BYTES, or elsewhere half of the free memory.
+        On the CPU times are measured; on other devices, the number of learners and the size of their
+        activations decide. The result is False if the gradients would differ, if each learner needs its own
+        pass (dropout, operations that torch.vmap does not know), and if the activations of all learners
+        exceed MAX_BATCHED_BYTES on the CPU, or half of the free memory elsewhere.
         """
         count, device, max_bytes = len(weights), weights.device, MAX_BATCHED_BYTES
-        by_clock = device.type == "cpu"
-        if self.layers is not None or count < (2 if by_clock else MANY) or not self.problem.separable:
+        on_cpu = device.type == "cpu"
+        if self.layers is not None or count < (2 if on_cpu else MANY) or not self.problem.separable:
             return False
-        if not by_clock:
+        if not on_cpu:
             max_bytes = min(count * SMALL_BYTES, available_memory(device) // 2)
         if self._bytes(weights, x, y) > max_bytes:
             return False
@@ -457,7 +460,7 @@ class Stack:
 
         def seconds(batched: bool) -> float:
             options = training
-            if training is not None:  # with copies of the statistics, as gradients() updates them in place
+            if training is not None:  # with copies, because gradients() updates the statistics in place
                 options = Training({k: t.clone() for k, t in training.buffers.items()}, training.seed)
             self.batched = batched
             began = time.perf_counter()
@@ -466,19 +469,19 @@ class Stack:
             return time.perf_counter() - began
 
         try:
-            # torch.vmap warns of operations that it makes one by one.
-            with warnings.catch_warnings(action="ignore" if by_clock else "error"):
+            # torch.vmap warns about operations that it cannot batch; without measured times they are refused.
+            with warnings.catch_warnings(action="ignore" if on_cpu else "error"):
                 error = self._relative_error("batched", weights, x, y, training)
-                if not error <= ROUNDING[self._dtype(weights)]:  # also NaN
+                if not error <= ROUNDING[self._dtype(weights)]:  # so that NaN counts as too large
                     return False
                 self._verified.add("batched")
-                if not by_clock:
+                if not on_cpu:
                     return True
                 loop_seconds, batched_seconds = [], []
                 for _ in range(3):
                     loop_seconds.append(seconds(batched=False))
                     batched_seconds.append(seconds(batched=True))
-        except (RuntimeError, UserWarning):  # an operation that torch.vmap does not know
+        except (RuntimeError, UserWarning):  # an operation that torch.vmap does not know or cannot batch
             return False
         finally:
             self.batched = False

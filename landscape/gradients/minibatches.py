@@ -113,11 +113,11 @@ class Minibatches:
 def draws(
     data: Data, learners: int, batch: int, generator: torch.Generator, most: int = DRAWS_A_PASS
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield (x, y) of minibatches drawn with replacement, without end, on the device.
+    """Yield (x, y) on the device without end: for each learner a minibatch drawn with replacement.
 
-    x and y have the shapes (learners, batch, …): an item is one draw for all learners. If the data come in
-    batches, one pass over the data collects several draws, at most ``most``, and of at most
-    :data:`PASS_BYTES`. The indices of the drawn samples do not depend on the number of draws in a pass.
+    x and y have the shapes (learners, batch, …). If the data come in batches, one pass over the data collects
+    several draws: at most ``most``, and at most :data:`PASS_BYTES`. The indices of the drawn samples do not
+    depend on the number of draws in a pass.
 
     Example:
         >>> x = torch.arange(6.0)[:, None]

@@ -134,26 +134,26 @@ BY_LENGTH = ("LengthGroupedSampler", "DistributedLengthGroupedSampler", "BatchRe
 
 
 def problem_data(name: str, user_data: Any, loader: Any, *, whole: bool) -> Any:
-    """Return the user's data, or without them the trainer's, in a form that :class:`landscape.Problem` takes.
+    """Return the user's data, or else the trainer's, in a form that :class:`landscape.Problem` takes.
 
-    The trainer's loader shuffles, gives each process a share, and may be in the middle of an epoch. Therefore
-    a new DataLoader reads the loader's data set in order. A DataLoader of the user is replaced in the same
-    way. A Dataset of the user is read with the collate function and the batch size of ``loader``.
+    A new DataLoader reads the data set of the trainer's or the user's DataLoader in order, because a
+    trainer's loader shuffles, gives each process a share, and may be in the middle of an epoch. A Dataset of
+    the user is read with the collate function and the batch size of ``loader``.
 
     Args:
         name: "data" or "test", for messages.
-        user_data: the user's data; None: the data of ``loader`` are returned.
+        user_data: the user's data; None: those of ``loader`` are returned.
         loader: the trainer's DataLoader.
         whole: whether to return all samples in one batch, so that samples can be drawn; otherwise the data
             stay in batches.
 
     Raises:
-        InputError: for a ``loader`` that is no DataLoader; for a DataLoader whose data set has no length, or
-            whose sampler may weigh samples.
+        InputError: the data are to come from ``loader``, which is no DataLoader; or a DataLoader has a data
+            set without a length, or a sampler that may weigh samples.
     """
     data = loader if user_data is None else user_data
     package = type(user_data).__module__.partition(".")[0]
-    if isinstance(user_data, torch_data.Dataset) or package == "datasets":  # Hugging Face's
+    if isinstance(user_data, torch_data.Dataset) or package == "datasets":  # PyTorch's or Hugging Face's
         collate = getattr(loader, "collate_fn", None)
         data = torch_data.DataLoader(user_data, batch_size(loader) or 1, collate_fn=collate)
     if isinstance(data, torch_data.DataLoader):

@@ -335,13 +335,12 @@ def check_analysis(
     """Check an analysis: seeds, files, forms of data, BatchNorm, known numbers, refusals, command, picture.
 
     Args:
-        analysis: ``analysis(problem, **options) -> Result``. The problems are a network of 27 parameters with
-            24 samples in several forms, in float64.
+        analysis: ``analysis(problem, **options) -> Result``. Each problem is a network with 27 parameters and
+            24 samples, in float64; the problems differ in the form of the data.
         options: options with which the analysis is quick.
         refused: option -> a value of the option that the analysis must refuse, with a message of one line.
         truth: a problem for which the numbers of the result are known.
-        command: the words of the analysis's command after ``landscape``, without the checkpoint and without
-            files; () for an analysis without a command.
+        command: the words of the analysis's command after ``landscape``, without files; (): no command.
         seeded: whether the analysis draws random numbers from an option ``seed``.
         rtol: the allowed relative difference between the numbers for data in different forms.
         forms: the forms of data, besides tensors, for which the analysis is defined.

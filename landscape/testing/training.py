@@ -62,8 +62,7 @@ def check_rule(
         rule: the class, or its name.
         options: the rule's options in a recipe.
         refused: option -> a value of the option that the rule must refuse, with a message of one line.
-        sharp: whether steps must diverge above the stability limit. False for a limit that holds only on
-            average.
+        sharp: whether steps must diverge above the stability limit; False if the limit holds only on average.
         device: the device of the weights.
         only: the name of one check of ``CHECKS["rule"]`` to run; default: all checks.
 
@@ -82,7 +81,7 @@ def check_rule(
             new_rule.peak_lr = 0.1
             return new_rule
 
-        changes = {"algorithm": {"name": name, **(options or {})}}  # of the recipe RECIPE
+        changes = {"algorithm": {"name": name, **(options or {})}}  # of RECIPE, for runs with the rule
         case = SimpleNamespace(
             name=name, make=make, changes=changes, refused=refused or {}, sharp=sharp, device=device
         )
@@ -185,8 +184,8 @@ def check_optimizer(
         optimizer: the class, or a name that recipes know.
         options: the optimizer's options in a recipe.
         refused: option -> a value of the option that the optimizer must refuse, with a message of one line.
-        reference: a function of the parameters; returns an optimizer of PyTorch, with lr 0.01, that makes
-            equal steps.
+        reference: takes parameters and returns their PyTorch optimizer, with lr 0.01, that must make the same
+            steps.
         device: the device of the weights.
         only: the name of one check of ``CHECKS["optimizer"]`` to run; default: all checks.
 
@@ -205,7 +204,8 @@ def check_optimizer(
             new_optimizer.start(LAYOUT, weights[:learners])
             return new_optimizer
 
-        changes = {"optimizer": {"name": name, **(options or {})}, "lr": 0.01}  # of the recipe RECIPE
+        # The changes of RECIPE for runs with the optimizer.
+        changes = {"optimizer": {"name": name, **(options or {})}, "lr": 0.01}
         case = SimpleNamespace(
             make=make, changes=changes, refused=refused or {}, reference=reference, device=device,
             weights=weights,
@@ -325,7 +325,7 @@ def check_instrument(
         monitor: changes of the recipe's table "monitor".
         changes: other changes of the recipe, such as an optimizer that the instrument needs.
         refused: a key of the table "monitor" -> a value that the instrument must refuse; or the name of
-            another table of the recipe -> such a table.
+            another table of the recipe -> a table that the instrument must refuse.
         device: the device of the run.
         only: the name of one check of ``CHECKS["instrument"]`` to run; default: all checks.
 

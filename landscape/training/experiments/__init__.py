@@ -75,31 +75,26 @@ def critical_batch(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> CriticalBatch:
-    """Find the critical batch by branched training.
+    """Find the critical batch by branched training (Merrill et al. 2025, arXiv 2505.23971).
 
-    Training with batches up to the critical batch is as good, for the same number of samples, as training
-    with the smallest batch.
-
-    Branches start at a checkpoint, with the states of its optimizer and update rule. All branches train on
-    equally many samples, with different batches; the learning rate follows the batch. With a batch above the
-    critical batch, the final training loss exceeds the loss with the smallest batch by more than the share
-    ``loss_tol``. This method is branched training (Merrill et al. 2025, arXiv 2505.23971). It needs no
-    assumption on the Hessian; :func:`landscape.noise_scale` needs one. Three parts are not in the paper: the
-    loss is that of the mean weights w_a on the whole training set, there are several branches for each batch,
-    and the critical batch is interpolated between batches.
+    Up to the critical batch, training on a given number of samples reaches the same loss as with the smallest
+    batch. Branches start at a checkpoint, with the states of its optimizer and update rule. All train on
+    equally many samples, with different batches; the learning rate follows the batch. Above the critical
+    batch, the final training loss is higher than with the smallest batch by more than the share ``loss_tol``.
+    Unlike :func:`landscape.noise_scale`, this needs no assumption on the Hessian. Ours, not the paper's: the
+    loss is that of the mean weights w_a on the whole training set, each batch has several branches, and the
+    critical batch is interpolated.
 
     Args:
-        run: a checkpoint of ``landscape train``, whose recipe says how the run continues (a
-            :class:`landscape.Problem` has none); the learning rate stays constant within a branch.
-        factors: batches of the branches in units of the run's batch; the smallest is the reference.
+        run: a checkpoint of ``landscape train``; within a branch its learning rate stays constant.
+        factors: the branches' batches divided by the run's batch; the smallest is the reference.
         trained_samples: the number of samples of each branch; default: 40 steps of the largest batch.
-        seeds: the number of branches for each batch, which differ in their minibatches.
-        loss_tol: the allowed rise of the loss, relative to the loss of the reference.
+        seeds: the number of branches for each batch; their minibatches differ.
+        loss_tol: the allowed rise of the loss, relative to the reference's loss.
         scaling: how the learning rate grows with the batch: "linear", "sqrt" or "none". Default: "sqrt" for
             optimizers that divide by the size of the gradient, else "linear".
         seed: the seed of the minibatches of the first branch; the next branches take the next numbers.
-        device, data_dir: where the branches train, and the folder of data sets; default: the device and the
-            folder of the run's problem.
+        device, data_dir: where branches train, and the folder of data sets; default: as in the run's problem.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -107,9 +102,9 @@ def critical_batch(
         The loss of each branch, and the critical batch with its standard error.
 
     Raises:
-        InputError: no checkpoint, fewer than two factors, a batch that the learners cannot share, or branches
-            too short.
-        OperationError: a run without a recipe, one whose recipe names code, or a run that diverged.
+        InputError: no checkpoint, fewer than two factors, a batch that the learners cannot share, or too few
+            ``trained_samples``.
+        OperationError: the run has no recipe, its recipe names code, or the run diverged.
 
     Example:
         >>> from landscape.training.recipes.recipe import read
@@ -121,7 +116,7 @@ def critical_batch(
     options.fit("run", run, Checkpoint)
     device = device or run.source.get("device") or "cpu"
     data_dir = data_dir or run.source.get("data_dir")
-    # The run's recipe, without the schedule of its learning rate and without records along the way.
+    # The run's recipe with a constant learning rate, and without measurements during the run.
     recipe = continued(run, schedule=Schedule())
     if run.diverged:
         raise OperationError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
@@ -136,9 +131,9 @@ def critical_batch(
         raise InputError("trained_samples", samples, allowed=f"at least {LEAST_STEPS * batches[-1]}")
     loss = np.empty((len(batches), seeds))
     report = taken(progress)
-    for done, (k, s) in enumerate(np.ndindex(loss.shape), 1):  # branch s of the batch k
-        branch = replace(recipe, batch=batches[k], lr=rates[k], steps=run.step + steps[k], seed=seed + s)
-        loss[k, s], trainer = _train_branch(branch, run, device, data_dir)
+    for done, (i, s) in enumerate(np.ndindex(loss.shape), 1):  # branch s with batches[i]
+        branch = replace(recipe, batch=batches[i], lr=rates[i], steps=run.step + steps[i], seed=seed + s)
+        loss[i, s], trainer = _train_branch(branch, run, device, data_dir)
         report(done / loss.size)
     return CriticalBatch(
         batch=np.array(batches),
@@ -236,22 +231,22 @@ def operating_point(run: Checkpoint | None) -> tuple[float, float | None, int]:
 def preconditioner(
     run: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: Seed = 0
 ) -> Preconditioner:
-    """Return the diagonal P with which Adam, AdamW, RMSprop, LARS or LAMB makes its next step, and its limit.
+    """Return the diagonal P by which Adam, AdamW, RMSprop, LARS or LAMB divides its next step.
 
     For Adam, P = (√v̂ + ε)(1 − β₁ᵗ), where v̂ is the second moment corrected for its bias (Cohen et al. 2022,
     arXiv:2207.14484). LAMB and LARS scale the step of each parameter tensor w; their P is our choice. For
     LAMB, P is Adam's P times ‖s‖/‖w‖, where s is LAMB's step before this scaling. For LARS,
     P = (‖g‖ + λ‖w‖)/(trust ‖w‖), where g is the gradient, λ the weight decay and trust LARS's coefficient.
 
-    The limit is the largest stable η λ_max(P^{-1/2} H P^{-1/2}), with the learning rate η. It is that of the
-    update rule with the optimizer's momentum, if P is fixed and common to all learners: for SSGD with Adam's
-    β₁ = 0.9 it is 2(1 + β₁)/(1 − β₁) = 38. The effect of a weight decay on the limit is left out.
+    The result also has the limit, the largest stable η λ_max(P^{-1/2} H P^{-1/2}) for the learning rate η, if
+    P is fixed and the same for all learners; weight decay is ignored. For SSGD with Adam's β₁ = 0.9 the limit
+    is 2(1 + β₁)/(1 − β₁) = 38.
 
     Args:
         run: a checkpoint of ``landscape train``.
-        problem: the run's problem. LARS takes gradients of this problem, on minibatches of the run's size.
-        learner: "mean": the state averaged over the learners (ours; with SSGD all are equal), at their mean
-            weights w_a; or a learner's number: the state and the weights of this learner.
+        problem: the run's problem; LARS takes gradients of it, on minibatches of the run's size.
+        learner: the number of the learner whose state and weights are used; "mean": the mean weights w_a and
+            the state averaged over the learners (our choice; with SSGD all states are equal).
         seed: the seed of the minibatches for LARS.
 
     Returns:
@@ -259,7 +254,7 @@ def preconditioner(
 
     Raises:
         InputError: another optimizer, or a learner that does not exist.
-        OperationError: a checkpoint that ``landscape train`` did not make, or of step 0.
+        OperationError: a checkpoint of step 0, or one that ``landscape train`` did not make.
 
     Example:
         >>> import torch, landscape
@@ -269,7 +264,7 @@ def preconditioner(
     path = run.path or "run"
     if not run.has_recipe:
         raise OperationError(f"{path}: no run of landscape train; give a landscape.Preconditioner in Python")
-    from_state = StatePreconditioner(recipe_of(run), problem, "precondition")
+    state_preconditioner = StatePreconditioner(recipe_of(run), problem, "precondition")
     if run.step < 1:
         raise OperationError(f"{path}: of step 0, the optimizer has no state yet")
     check_learner(learner, run.learners)
@@ -278,9 +273,10 @@ def preconditioner(
         state = {key: rows[learner : learner + 1] for key, rows in run.optimizer.items()}
     else:
         weights = run.mean
-        state = from_state.mean_of(run.optimizer, lambda key, rows: average(rows))
-    draws = stream(seed, 0)
-    return from_state.preconditioner_at(weights.to(problem.weights), state, run.step, run.lr, draws)
+        state = state_preconditioner.mean_of(run.optimizer, lambda key, rows: average(rows))
+    generator = stream(seed, 0)
+    weights = weights.to(problem.weights)
+    return state_preconditioner.preconditioner_at(weights, state, run.step, run.lr, generator)
 
 
 # LARS's preconditioner depends on the gradient's norm: it is averaged over this number of minibatches (our
@@ -371,31 +367,28 @@ def stability(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Stability:
-    """λ_max of the Hessian at the problem's center, and the limits of stability for ``delays``.
+    """λ_max of the Hessian at the problem's center, and the largest stable ηλ for each delay of gradients.
 
     Args:
         problem: the loss; or a run.
-        delays: gradient delays τ in steps; default: 0, and for a run that has a delay also 1, 3, 7, 31 and
-            its own delay.
-        momentum: m of the ordinary and shifted forms. 0.9 is the usual value.
+        delays: the delays τ in steps; default: 0, and for a run with a delay also 1, 3, 7, 31 and its delay.
+        momentum: m of the ordinary and the shifted form; 0.9 is usual.
         lr: the learning rate η, for the picture of ηλ_max; default: the run's.
-        own_limit, own_delay: the largest stable ηλ of the run, and the run's delay in steps; default: those
-            of the run's update rule.
+        own_limit, own_delay: the largest stable ηλ of the run's update rule, and its delay in steps; default:
+            computed from the run.
         precondition: P, as :func:`landscape.spectrum` takes it, or True: P of the run's optimizer. λ_max is
-            then the largest eigenvalue of P^{-1/2} H P^{-1/2}, and the limits hold for steps
-            v ← m v + g, w ← w − η P⁻¹ v. P's own learning rate and limit then replace ``lr`` and
-            ``own_limit``; they are NaN where P does not state them.
+            then that of P^{-1/2} H P^{-1/2}, and the limits hold for steps v ← m v + g, w ← w − η P⁻¹ v. P's
+            own learning rate and limit replace ``lr`` and ``own_limit``; NaN: P does not state them.
         residual_tol: the allowed residual of λ_max, relative to λ_max.
         seed: the seed of the starting vector of the iteration.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        λ_max with its residual, and the limits on ηλ, (3, K): without momentum, ordinary, shifted.
+        λ_max with its residual, and the largest stable ηλ, (3, delays): without momentum, ordinary, shifted.
 
     Raises:
-        InputError: a negative delay, a momentum outside [0, 1), a residual_tol that is not positive, or
-            ``precondition=True`` without a run.
+        InputError: a value out of its range, or ``precondition=True`` without a run.
 
     Example:
         >>> import torch, landscape
@@ -420,44 +413,43 @@ def stability(
         precondition = preconditioner(run, problem)
     elif precondition is False:
         precondition = None
-    p = as_preconditioner(precondition)
-    if p:
-        lr, own_limit = p.lr, p.limit
-    top = top_eigenvalues(problem, 1, residual_tol, seed=seed, precondition=p, progress=progress)
+    diagonal = as_preconditioner(precondition)
+    if diagonal:
+        lr, own_limit = diagonal.lr, diagonal.limit
+    largest = top_eigenvalues(problem, 1, residual_tol, seed=seed, precondition=diagonal, progress=progress)
     return Stability(
         delay=np.asarray(delays, dtype=np.int64),
         limit=limits(delays, momentum),
         momentum=momentum,
-        lambda_max=float(top.values[0]),
-        residual=float(top.residuals[0]),
-        converged=bool(top.converged),
+        lambda_max=float(largest.values[0]),
+        residual=float(largest.residuals[0]),
+        converged=bool(largest.converged),
         lr=lr,
         own_limit=math.nan if own_limit is None else own_limit,
         own_delay=own_delay,
         samples=problem.data.samples,
-        precondition=p.name if p else "",
+        precondition=diagonal.name if diagonal else "",
         **named_loss(problem),
         **about,
     )
 
 
 def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
-    """Return the preconditioner of the user's optimizer for ``parameters``: torch's Adam, AdamW or RMSprop.
-
-    Before the optimizer's first step there is no preconditioner, and the result is None.
+    """Return the preconditioner of the user's optimizer for ``parameters``; None before the first step.
 
     Raises:
-        InputError: for another optimizer, or parameter groups with different options.
+        InputError: for an optimizer other than torch's Adam, AdamW and RMSprop, or for parameter groups with
+            different options.
     """
     kind = type(optimizer)
     names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
-    groups = optimizer.param_groups if optimizer is not None else [{}]  # NoneType is refused below
+    groups = optimizer.param_groups if optimizer is not None else [{}]  # None is refused below
     options = {name: groups[0][name] for name in names if name in groups[0]}
-    # With P, the optimizer's steps are those of SGD with momentum m and learning rate rate_factor·η. Adam
-    # has m = β₁ and rate_factor = 1 − β₁. None: another optimizer.
+    # (m, form, rate_factor): up to the preconditioner, the optimizer's steps are those of SGD with momentum m
+    # and learning rate rate_factor·η. Adam has m = β₁ and rate_factor = 1 − β₁. None: another optimizer.
     sgd_equivalent = optimizers.torch_preconditioned(kind, options)
-    differs = any(group.get(name) != value for group in groups for name, value in options.items())
-    if sgd_equivalent is None or differs:
+    options_differ = any(group.get(name) != value for group in groups for name, value in options.items())
+    if sgd_equivalent is None or options_differ:
         reason = f"the optimizer '{kind.__name__}'"
         if sgd_equivalent is not None:
             reason = "parameter groups with different options"
@@ -467,13 +459,13 @@ def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> P
     states = [optimizer.state.get(p, {}) for p in parameters]
     if not all("step" in state for state in states):
         return None
-    # The state by name, in rows (1, P) of one learner.
+    # The tensors of the state by name, each (1, weights): one row, because there is one learner.
     rows = {
         key: torch.cat([state[key].detach().flatten() for state in states])[None]
         for key, value in states[0].items()
         if value is not None and key != "step"
     }
-    # One count for each weight, (1, P), because parameters may have made different numbers of steps.
+    # (1, weights): parameters may have made different numbers of steps.
     counts = [
         torch.full((p.numel(),), float(state["step"])) for p, state in zip(parameters, states, strict=True)
     ]

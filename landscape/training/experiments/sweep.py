@@ -149,20 +149,20 @@ class Runner:
         return self.folder / folder_name(setting) / f"seed-{seed}"
 
     def run(self, settings: Iterable[Setting]) -> None:
-        """Make the runs of all ``settings`` with every seed, except the complete runs that the folder has.
+        """Make the runs of all ``settings`` with every seed, except those that are already complete.
 
-        The outcomes of all these runs go into the table. Raises OperationError if the folder of a run holds a
-        run of another recipe.
+        The table gets the outcomes of all of them. Raises OperationError if the folder of a run holds a run
+        of another recipe.
         """
         waiting: dict[Path, tuple[TrainingJob, Setting, int]] = {}
         for setting, seed in share_of([*itertools.product(settings, self.seeds)], self.share):
             recipe = self.read(setting, f"seed={seed}")
             folder = self._run_folder(setting, seed)
-            end = launch.ended(recipe, folder)  # None: no run, or an incomplete one
+            end = launch.ended(recipe, folder)  # None: there is no complete run
             if end is not None:
                 self.outcomes.setdefault(setting, {})[seed] = outcome_of(end)
                 self.done += 1
-            else:  # the table of an earlier sweep may have an outcome of this run
+            else:  # a table of an earlier sweep may have an outcome of this run, which is made again
                 self.outcomes.get(setting, {}).pop(seed, None)
                 waiting[folder] = TrainingJob(recipe, folder), setting, seed
         self.save()
@@ -173,10 +173,10 @@ class Runner:
             self.outcomes.setdefault(setting, {})[seed] = outcome
             self.done += 1
             diverged = "diverged, " if outcome["diverged"] else ""
-            words = f"{diverged}test loss {outcome['test_loss']:.4g}"
+            line = f"{diverged}test loss {outcome['test_loss']:.4g}"
             if math.isfinite(outcome["test_error"]):
-                words += f", test error {outcome['test_error']:.2f}%"
-            self.message(f"{run.folder.relative_to(self.folder)}: {words}, {outcome['seconds']:.1f} s")
+                line += f", test error {outcome['test_error']:.2f}%"
+            self.message(f"{run.folder.relative_to(self.folder)}: {line}, {outcome['seconds']:.1f} s")
             self.progress(self.done)
             self.save()
 
@@ -269,39 +269,32 @@ def sweep(
 ) -> Sweep:
     """Train all combinations of recipes, values of their keys and seeds, as ``landscape sweep`` does.
 
-    A run is in FOLDER/SETTING/seed-N, with the files of :func:`landscape.train`; the table is in
-    FOLDER/sweep.csv and FOLDER/sweep.h5, which are rewritten after each run. A repeated call resumes an
-    interrupted sweep; a call with other values and seeds adds rows to the table. Runs that diverge are
-    counted in the table; they are no failure.
+    Each run has a folder FOLDER/SETTING/seed-N with the files of :func:`landscape.train`. The table, in
+    FOLDER/sweep.csv and FOLDER/sweep.h5, is rewritten after each run. A repeated call resumes an interrupted
+    sweep; a call with other values or seeds extends the table. A run that diverges raises no error: the table
+    counts it.
 
-    A search evaluates the two ends and the middle of a range. Then, ``rounds`` times, the search evaluates
-    the two neighbors of the best value so far, at half the previous distance on a log scale. The best value
-    is the value with the fewest diverged seeds; if there are several such values, the value with the lowest
-    mean final test loss (:meth:`landscape.Sweep.best`).
+    A search evaluates the lowest, the middle and the highest value of a range. Each of ``rounds`` further
+    rounds evaluates the two neighbors of the best value so far, at half the previous distance on a log scale.
+    The best value has the fewest diverged seeds and, among such values, the lowest mean final test loss.
 
     Args:
-        recipes: names, patterns of names such as "cifar10/resnet-18-b8192-*", TOML files, or
-            :class:`landscape.Recipe`\\ s; one or several.
+        recipes: one or several names, patterns of names such as "cifar10/resnet-18-b8192-*", TOML files, or
+            :class:`landscape.Recipe`\\ s.
         folder: the folder for the runs and the table.
         seeds: the seeds of each setting.
-        search: (key, lowest value, highest value), such as ("algorithm.sigma", 1e-5, 10.0): for each setting
-            the best number in this range is searched.
-        rounds: how often a search halves the distance; it evaluates at most 3 + 2·rounds values. DPSGD-2020
-            evaluates about 20.
-        jobs: runs at a time, each in its own process.
+        search: (key, lowest value, highest value): a search in this range, for each setting.
+        rounds: how often a search halves the distance; it evaluates at most 3 + 2·rounds values.
+        jobs: the number of runs at a time, each in its own process.
         share: "K/N": make only the K-th of N shares of the runs, and do not write the table. Several machines
-            with a common folder can make one share each at the same time. A later call without ``share``
-            writes the table.
-        timeout: seconds that a process may be silent.
-        device, data_dir, allow_code: as for :func:`landscape.train`.
-        message: takes lines for the user.
-        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
-        settings: values of the recipes' keys. A list has several values, each for runs of its own; anything
-            else is the value in all runs. A single value that is a list is written as a list in a list.
+            with a common folder can make one share each; a later call without ``share`` writes the table.
+        timeout, device, data_dir, allow_code, message, progress: as for :func:`landscape.train`.
+        settings: values of the recipes' keys. A list has several values, each for its own runs; anything else
+            is the value in all runs. A single value that is a list is written as a list in a list.
 
     Returns:
-        The table: mean and standard deviation over the seeds, a row for each setting. With ``share`` the
-        table has the runs of this share only.
+        The table, a row for each setting, with means and standard deviations over the seeds. With ``share``
+        it has the runs of this share only.
 
     Raises:
         InputError: a recipe, key or value that is not allowed or given twice.
@@ -319,7 +312,7 @@ def sweep(
     sources = _recipes_by_label(recipes)
 
     def recipe_of(setting: Setting, *changes: str) -> Recipe:
-        (_, label), *pairs = setting
+        (_, label), *pairs = setting  # ("recipe", label), then pairs (key, value)
         source = sources[label]
         texts = [f"{key}={value}" for key, value in pairs]
         values = parsed([*texts, *changes])
@@ -329,18 +322,18 @@ def sweep(
 
     bases = grid(sources, settings)  # a search adds its key to each of these settings
     keys = list(settings)
-    total = len(share_of(range(len(bases) * len(seeds)), share))  # the number of runs
+    total_runs = len(share_of(range(len(bases) * len(seeds)), share))
     example_changes: list[str] = []
     if search:
         if share is not None:
-            raise InputError("share: not allowed with search, whose values depend on runs that have ended")
+            raise InputError("share: not allowed with search, which needs the results of all runs of a round")
         key, low, high = search
         if key in (*keys, "seed"):
-            raise InputError(f"search: {key} is not allowed, the settings or seeds give it")
+            raise InputError(f"search: {key} is not allowed, its values are already given")
         if not low < high:
-            raise InputError(f"search: {low} to {high} is not allowed, it must be 0 < lowest < highest")
+            raise InputError(f"search: {low} to {high} is not allowed, the first must be below the second")
         keys = [key, *keys]
-        total *= 3 + 2 * rounds  # at most
+        total_runs *= 3 + 2 * rounds  # an upper bound
         example_changes = [f"{key}={low:g}"]
     for setting in bases:  # bad values are reported before the folder is made
         recipe_of(setting, *example_changes)
@@ -359,7 +352,7 @@ def sweep(
             read=recipe_of,
             execute=train,
             message=message or (lambda line: None),
-            progress=lambda done: report(done / total),
+            progress=lambda done: report(done / total_runs),
             share=share,
         )
         if search:
@@ -389,20 +382,17 @@ def _recipes_by_label(recipes: Source | Sequence[Source]) -> dict[str, Source]:
 def find_best(
     runner: Runner, bases: Sequence[Setting], key: str, low: float, high: float, rounds: int
 ) -> dict[Setting, str]:
-    """Return the value of ``key`` in [low, high] with the best :meth:`Runner.score`, for each of ``bases``.
+    """Search the value of ``key`` in [low, high] with the best :meth:`Runner.score`, for each of ``bases``.
 
-    The search halves distances on a log scale. The first round tries the two ends and the middle of the
-    range. Each of ``rounds`` further rounds tries two points beside the best point so far, at half the
-    distance of the round before. At most 3 + 2·rounds values are tried for each base: 19 in 8 rounds, after
-    which neighbors differ by 2.7% in a range of six decades. DPSGD-2020 (section 4.3) speaks of a binary
-    search over about 20 settings; this halving and its criterion, the final test loss, are ours. If the score
-    has a single local minimum, the search finds it; otherwise the result is the best point among the tried
-    ones.
+    :func:`sweep` describes the method. In 8 rounds at most 19 values are tried for each base, and in a range
+    of six decades the last neighbors differ by 2.7%. DPSGD-2020 (section 4.3) speaks of a binary search over
+    about 20 settings; this halving and its criterion, the final test loss, are ours. If the score has several
+    local minima, the best value may be missed.
 
     Returns:
-        Base -> the best value, as text.
+        Base -> the best value that was tried, as text.
     """
-    last = 2 ** (rounds + 1)  # point k of 0, …, last is the value low·(high/low)^(k/last)
+    last = 2 ** (rounds + 1)  # the points 0, …, last stand for values from low to high, on a log scale
 
     def setting_at(base: Setting, point: int) -> Setting:
         value = low * (high / low) ** (point / last)
@@ -413,7 +403,7 @@ def find_best(
     best = dict.fromkeys(bases, 0)
     for search_round in range(rounds + 1):
         runner.run([setting_at(base, point) for base in bases for point in points[base]])
-        distance = last >> (search_round + 2)  # of the next round's points from the best one
+        distance = last >> (search_round + 2)  # from the best point to the points of the next round
         for base, scores in all_scores.items():
             scores |= {point: runner.score(setting_at(base, point)) for point in points[base]}
             best[base] = min(scores, key=lambda point: scores[point])

@@ -61,12 +61,11 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
-        table: the recipe's table "optimizer" without the key "name". Its value for the key "groups" is a
-            table: a role of parameters or a pattern of their names -> the options that this group changes.
+        table: the recipe's table "optimizer" without the key "name". Its key "groups" holds a table: a role
+            of parameters, or a pattern of their names -> the options that differ in this group.
 
     Raises:
-        InputError: for an unknown name, or an option that the optimizer does not have; the message has the
-            key.
+        InputError: for an unknown name, or an option that the optimizer does not have.
     """
     without_groups = {key: value for key, value in table.items() if key != GROUPS}
     name = full_name(name)
@@ -112,16 +111,15 @@ def make(name: str, table: dict[str, Any]) -> Optimizer:
 
 
 def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return d with the largest ⟨v, d⟩ in the unit ball of a norm, and this product, the dual norm of v.
+    """Return the d with the largest ⟨v, d⟩ in the unit ball of a norm, and this product: v's dual norm.
 
     Args:
-        norm: "max": the norm of w is the largest |w_i|. Then d = sign(v), and the dual norm is Σ|v_i|.
-            "spectral": the norm is the largest singular value of all parameter tensors. A tensor is taken as
-            a matrix, as in Muon; a vector is a matrix of one row. Then d is UVᵀ for each matrix USVᵀ of v,
-            and the dual norm is the sum of all singular values.
-            "block": the norm is the sum of the Euclidean norms of the parameter tensors. Then d is 0 except
-            in the tensor of v with the largest norm: there d is this tensor divided by its norm. The dual
-            norm is this largest norm.
+        norm: "max": the norm of w is the largest |w_i|; d = sign(v), and the dual norm is Σ|v_i|.
+            "spectral": the largest singular value of all parameter tensors, each taken as a matrix, as in
+            Muon; a vector is a matrix of one row. d is UVᵀ for each matrix USVᵀ of v, and the dual norm is
+            the sum of all singular values.
+            "block": the sum of the parameter tensors' Euclidean norms. d is 0 except in the tensor of v with
+            the largest norm, where d is this tensor divided by its norm; the dual norm is that norm.
         layout: the layout of the parameter tensors in a row of ``v``.
         v: (n, P), a vector for each of n learners.
 

@@ -63,7 +63,7 @@ class Observer:
         # Measurements need more than half precision. None: the precision of the module.
         problem_options["dtype"] = torch.float32 if is_half else None
         self._without_side_effects = functools.partial(undisturbed, device, data, test)
-        self._before_step: tuple[Tensor, Gradient] | None = None  # (θ, g) before the step that is being made
+        self._before_step: tuple[Tensor, Gradient] | None = None  # (θ, g) before the present step
         self._weights_before: Tensor | None = None
         uses_batchnorm = has_batchnorm(module)
         if uses_batchnorm and isinstance(data, Dataset):
@@ -82,13 +82,14 @@ class Observer:
             _check_can_be_drawn("samples", samples, self.train)
             if uses_batchnorm and self.train.indexed:
                 _check_batch_for_batchnorm(batch)
-            if uses_batchnorm:  # data that come in batches keep their own batches, whatever number is given
+            if uses_batchnorm:  # data that come in batches keep their batches; the number is then ignored
                 self._objective = self.train.with_batchnorm("train", max(2, batch))
             values = {"samples": Monitor.samples if self.train.indexed else 0, **monitor}
             monitor_table = table_of(Monitor, values, "monitor.")
             _check_can_be_drawn("monitor.samples", monitor_table.samples, self.train)
             self.monitor = self._make_monitoring(monitor_table, seed, batch * ranks, optimizer)
-        # A sample's loss depends on a batch of this many samples; 0: on the sample, or on the data's batch.
+        # How many samples the batch has on which a sample's loss depends; 0: the loss depends on the sample
+        # only, or on the batch in which the data come.
         batch_of_loss = batch if uses_batchnorm and self.train.indexed else 0
         self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, batch_of_loss)
 
@@ -286,7 +287,7 @@ class ShardedObserver(Observer):
         monitor: Mapping[str, Any], batch: int, ranks: int, seed: int, optimizer: Any, **problem_options: Any,
     ) -> None:  # fmt: skip
         monitor_table = table_of(Monitor, {"samples": 0, **monitor}, "monitor.")
-        # Options that must be 0, empty or False here.
+        # Option -> a value that must be 0, empty or False.
         refused = {
             "samples": samples,
             "monitor.samples": monitor_table.samples,

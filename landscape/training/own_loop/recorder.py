@@ -146,7 +146,7 @@ class Recorder:
         self._check_options(model)
         self._phase = IDLE
         self._next_due = 1  # the next step with a measurement or a file
-        self._broken = False  # whether the weights may be half changed, and must not be written
+        self._broken = False  # whether a step failed midway, so that the weights must not be written
         self._process_id = os.getpid()  # a forked process must not write
         self._rank, self._world_size = loop.rank_and_size()
         module = unwrapped(model)
@@ -180,10 +180,10 @@ class Recorder:
         splits = {"train": data} if test is None else {"train": data, "test": test}
         with contextlib.ExitStack() as resources:
             self._open_folder(splits, resources)
-            self._resources = resources.pop_all()  # without an error they stay open until close()
+            self._resources = resources.pop_all()  # after an error they are closed, otherwise close() does it
         self._own_seconds = 0.0  # the time of the recorder's own work
         self._loop_began, self._loop_first_step = time.perf_counter(), self.steps
-        self._share_shown = self._rank > 0  # rank 0 shows once which share of the time measurements take
+        self._share_shown = self._rank > 0  # rank 0 shows once how much of the time is spent on measurements
         atexit.register(self._close_at_exit)
 
     def _check_options(self, model: nn.Module) -> None:
@@ -218,7 +218,7 @@ class Recorder:
         self._lr = loop.learning_rate(self._optimizer)
         self._saved_step = self.steps  # the step of the last file
         self._has_new_rows = False  # whether the history has rows that the last file lacks
-        # The path of the class is read here, because __main__ has no file any more when the process exits.
+        # The class's path is read here, because at the exit of the process __main__ no longer has a file.
         self._model_class = loop.class_path(observer.parameters.module)
         self._data_facts = {
             "name": "",
@@ -236,7 +236,7 @@ class Recorder:
             self._write_checkpoint()
             self._next_due = self._due_after(self.steps)
         else:
-            self._next_due = self.steps + 1  # before this step the weights are compared with the run's
+            self._next_due = self.steps + 1  # before that step, the weights are compared with the run's
 
     def _restore(self, run: Checkpoint) -> None:
         """Restore the history of ``run`` up to the step to resume at, and delete files of later steps."""
@@ -260,8 +260,8 @@ class Recorder:
     def step(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of the optimizer's step: ``with recorder.step(): optimizer.step()``.
 
-        All changes of the weights inside this context are one step. Steps are counted from 1. A step that a
-        GradScaler skips counts, too, and has d = 0.
+        All changes of the weights inside this context are one step. Steps are counted from 1, including steps
+        that a GradScaler skips; their d is 0.
 
         Returns:
             The context, for a ``with`` statement.
@@ -283,9 +283,9 @@ class Recorder:
         if self._records_nothing:
             return contextlib.nullcontext()
         if self._closed:
-            raise InputError("step: the recorder is closed; call this before")
+            raise InputError("step: the recorder is closed; call step before close")
         if self._phase != IDLE:
-            raise InputError("step: it needs its own with statement, with recorder.step(): optimizer.step()")
+            raise InputError("step: each call needs a statement: with recorder.step(): optimizer.step()")
         self._phase = ASKED
         return self._step_context()
 
@@ -392,13 +392,12 @@ class Recorder:
         """Record your own numbers for the latest step: ``recorder.log(loss=loss)``.
 
         Args:
-            unit: the unit of all values; default: the column's unit ("nat" for loss), or "1" for a new
-                column.
-            values: numbers by name. A tensor is read immediately, so that the call waits for the GPU.
+            unit: the unit of all values; default: the column's unit, or "1" for a new column.
+            values: numbers by name. A tensor is read at once: the call waits for the GPU.
 
         Raises:
-            InputError: for the name of a column that the recorder itself fills, a unit other than the
-                column's, or a value that is not one number.
+            InputError: for a name that is not allowed, such as that of a column which the recorder itself
+                fills; a unit other than the column's; a value that is not one number.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -412,7 +411,7 @@ class Recorder:
         if self._records_nothing:
             return
         if self._closed:
-            raise InputError("log: the recorder is closed; call this before")
+            raise InputError("log: the recorder is closed; call log before close")
         numbers = {name: as_float(name, value) for name, value in values.items()}
         units = self._history.units
         for name in numbers:
@@ -423,7 +422,7 @@ class Recorder:
             units[name] = units.get(name) or unit or "1"  # a resumed file may have "" for an unknown unit
             if unit is not None and unit != units[name]:
                 raise InputError(f"log: '{unit}' is not allowed, the unit of '{name}' is '{units[name]}'")
-        # Within the context of step(), steps does not yet count the step that is being made.
+        # Within the context of step(), ``self.steps`` does not yet count the present step.
         step = self.steps + 1 if self._phase == INSIDE else self.steps
         self._record(step, numbers)
 
@@ -452,16 +451,16 @@ class Recorder:
         return self._write_checkpoint()
 
     def _write_checkpoint(self) -> Path | None:
-        """Write a checkpoint, and return the path of step-NNNNNNN.h5, or None on other ranks than 0."""
+        """Write a checkpoint; return the path of step-NNNNNNN.h5 on rank 0, and None on other ranks."""
         observer = self._observer
         observer.parameters.check()
-        step_samples = self._batch * self._world_size  # in a step of all ranks; 0: unknown
+        step_samples = self._batch * self._world_size  # samples in a step of all ranks; 0: not known
         epoch = self.steps * step_samples / observer.train.samples if step_samples else math.nan
         monitor_table = dataclasses.asdict(observer.monitor.run.monitor)
         limit = loop.stability_limit(self._optimizer)
         if limit is not None:
             monitor_table["stability_limit"] = limit
-        # A recorded run has no recipe. Its file has these settings in place of one, under a recipe's keys.
+        # A recorded run has no recipe. Its file has these settings instead, under the keys of a recipe.
         settings: dict[str, Any] = {
             "name": self.folder.resolve().name,
             "seed": self._seed,
@@ -494,10 +493,10 @@ class Recorder:
         return path
 
     def close(self) -> None:
-        """Write a last checkpoint with the test loss, unless the files have it already; unlock the folder.
+        """Write a last checkpoint with the test loss, unless it is already written; unlock the folder.
 
-        The end of a ``with`` statement on the recorder, or of the process, also closes the recorder. After an
-        exception within a step nothing is written, because only a part of the weights may have changed.
+        The recorder is also closed at the end of its ``with`` statement and at the end of the process. After
+        an exception within a step nothing is written, because some weights may already have changed.
 
         Raises:
             OperationError: where the files cannot be written.
@@ -518,7 +517,7 @@ class Recorder:
                 observer = self._observer
                 row = self._row(self.steps) or {}
                 tested = math.isfinite(row.get("test_loss", math.nan))
-                # With a sharded model all ranks measure and write, if any rank has something to write.
+                # With a sharded model, all ranks take part as soon as one has something to measure or write.
                 if observer.test is not None and observer.any_rank(not tested):
                     self._record(self.steps, observer.test_columns())
                 if observer.any_rank(self.steps != self._saved_step or self._has_new_rows):

@@ -70,18 +70,18 @@ class Stepper:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(self, in_forward: bool) -> None:
-        """Begin the next step, unless it has begun.
+        """Begin the next step, unless it has already begun.
 
         Args:
             in_forward: whether a forward pass begins the step, so that gradients are not computed yet.
 
         Raises:
-            InputError: where the model's parameters are not those that were wrapped; outside a forward pass,
-                for a rule that takes gradients at other points than the present weights.
+            InputError: if the model's parameters are not those that were wrapped; or if the rule takes
+                gradients at other points than the present weights, and no forward pass begins the step.
         """
         if self.begun:
             return
-        # The group of size 1 was made at a time when torch.distributed had no process group.
+        # The wrapper has a group of size 1 if torch.distributed had no process group when it was made.
         if self.group.size == 1 and loop.has_group() and dist.get_world_size() > 1:
             raise InputError("model: it was made before the process group; call init_process_group first")
         with self._without_grad_and_autocast():
@@ -305,13 +305,13 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
         algorithm: the name of the present rule and its options, which must be those of the file.
 
     Raises:
-        OperationError: for a file that cannot be read, or does not fit.
-        InputError: for a file of another algorithm, or of another number of learners.
+        OperationError: for a file that cannot be read, or that does not fit the model.
+        InputError: for a file of another algorithm, optimizer or number of learners.
     """
     comm, parameters, rule = stepper.comm, stepper.parameters, stepper.rule
     file_learners = 0
 
-    def own_learner(learners: int) -> slice:
+    def own_learner(learners: int) -> slice:  # called with the number of learners in the file
         nonlocal file_learners
         file_learners = learners
         return comm.local
@@ -319,10 +319,10 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     checkpoint = Checkpoint.load(path, own_learner)
     settings = loop.read_settings(checkpoint)
     if checkpoint.algorithm != RECORDED or "algorithm" not in settings:
-        raise OperationError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
+        raise OperationError(f"{path}: is no file of DecentralizedDataParallel.save_checkpoint")
     if file_learners != comm.learners:
         raise InputError(
-            f"{path}: of {file_learners} learners, here are {comm.learners}; start {file_learners}"
+            f"{path}: has {file_learners} learners, not {comm.learners}; start {file_learners} processes"
         )
     file_algorithm = settings["algorithm"]
     for key in {**file_algorithm, **algorithm}:  # the keys of both

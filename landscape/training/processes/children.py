@@ -130,12 +130,12 @@ class Children:
         parent_end, child_end = socket.socketpair()  # the child sends its signs of life here
         parent_end.setblocking(False)
         errors = self.folder / f"errors-{number}"
-        settings = {**environment, boot.LINK: str(child_end.fileno())}
+        variables = {**environment, boot.LINK: str(child_end.fileno())}
         stdout = None if show else subprocess.DEVNULL
         with child_end, contextlib.nullcontext() if show else errors.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", boot.__file__, module, *words],
-                env={**os.environ, **settings},
+                env={**os.environ, **variables},
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if piped else stdout,
                 stderr=stderr,
@@ -298,18 +298,18 @@ def start(
 
     Args:
         timeout: the longest time of a process without a sign of life (s).
-        threads: the number of threads that the processes share; None: the environment's number for each.
-        restarts: the number of restarts of all processes after a process was lost.
-        hint: returns words that tell the user how to resume after a process was lost.
-        log: a file to which starts and failures are written, if the parent of the file's folder exists.
+        threads: the number of threads that the processes share; None: the environment sets it for each.
+        restarts: how often all processes may be restarted after one is lost.
+        hint: returns words that tell the user how to resume after a process is lost.
+        log: a file for lines about starts and failures; none are written if the run's folder does not exist.
         show_output: whether rank 0 writes to this process's stdout and stderr.
 
     Raises OperationError (InputError for bad usage) with the message of the process that failed first, or
-    with the rank of the lost process.
+    with the rank of the process that was lost.
     """
     for attempt in range(restarts + 1):
         with Children() as children:
-            # The variables that torchrun sets, and those by which the processes find one another.
+            # The variables that torchrun sets, and those with which the processes find one another.
             environment = {
                 "WORLD_SIZE": str(nproc),
                 "LOCAL_WORLD_SIZE": str(nproc),

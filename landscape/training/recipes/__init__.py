@@ -210,10 +210,10 @@ class Init:
 def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any) -> Any:
     """Return a recipe's table: an instance of the dataclass ``kind``, made from ``values``, key -> value.
 
-    ``others`` are fields of ``kind`` that are no keys of the table.
+    ``others`` are values of those fields of ``kind`` that are no keys of the table.
 
     Raises:
-        InputError: for unknown keys and wrong types; the message has the key, with ``prefix`` before the key.
+        InputError: for unknown or missing keys and wrong values; the message names ``prefix`` and the key.
 
     Example:
         >>> table_of(Monitor, {"every": 10}, "monitor.").every
@@ -340,18 +340,18 @@ def cells() -> dict[str, tuple[Series, str, int, str, float]]:
 
 
 def paper_recipe_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the keys and values of the recipe ``name`` of DPSGD-2020's tables; None for any other name.
+    """Return the values, by key, of the recipe ``name`` of DPSGD-2020's tables; None for any other name.
 
-    ``changes`` are the user's settings. The number of steps depends on three of them: ``epochs``, a key of
-    these recipes alone, which also scales the schedule; ``batch``, which keeps the epochs; and
-    ``data.subset``. Raises InputError for an unknown name that begins with "cifar10/" or "speech/".
+    Three of the user's settings ``changes`` determine the number of steps: ``epochs``, which only these
+    recipes have, and which also scales the schedule; ``batch``; and ``data.subset``. Raises InputError for an
+    unknown name that begins with "cifar10/" or "speech/".
     """
     if name not in cells():
         if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
             similar = near(name, cells())  # words that suggest similar names, or ""
             raise InputError(f"recipe: '{name}' is not known{similar}; landscape recipes lists all")
         return None
-    series, model, batch, algorithm, rate = cells()[name]
+    series, model, batch, algorithm, lr = cells()[name]
     epochs = fit("epochs", changes.get("epochs", EPOCHS[series.task]), Positive)
     batch = fit("batch", changes.get("batch", batch), Count)
     data = changes.get("data", {})
@@ -364,7 +364,7 @@ def paper_recipe_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | 
         "name": name,
         "learners": 1 if algorithm == "sgd" else 16,
         "batch": batch,
-        "lr": rate,
+        "lr": lr,
         "steps": steps,
         "decompose": {"every": 0},
         # Intervals for 32 evaluations and four checkpoints (our choice), rounded up.

@@ -318,10 +318,10 @@ class Recipe:
 def read(
     recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
 ) -> Recipe:
-    """Return the recipe ``recipe``, a built-in name or a TOML file, changed by ``settings``.
+    """Return the recipe with the built-in name, or in the TOML file, ``recipe``, changed by ``settings``.
 
-    The arguments are those of :meth:`Recipe.read`, but ``settings`` are values by dotted key, or texts
-    "KEY=VALUE" as the commands take them; the text "~KEY" removes a key.
+    The arguments are as for :meth:`Recipe.read`, except ``settings``: dotted key -> value, or texts
+    "KEY=VALUE" as for the commands; the text "~KEY" removes a key.
 
     Example:
         >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
@@ -330,17 +330,17 @@ def read(
     """
     recipe = str(recipe)
     changes = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
-    set_changes = {key: value for key, value in changes.items() if not key.startswith(UNSET)}
-    nested = with_changes({}, set_changes)  # the settings alone, as nested tables
-    values = built_in.paper_recipe_values(recipe, nested) or built_in.file_values(recipe)
+    new_values = {key: value for key, value in changes.items() if not key.startswith(UNSET)}
+    new_tables = with_changes({}, new_values)  # the settings alone, as nested tables
+    values = built_in.paper_recipe_values(recipe, new_tables) or built_in.file_values(recipe)
     if recipe in built_in.cells():
         changes.pop("epochs", None)  # paper_recipe_values has applied this key
     values = with_changes(values, changes)
     tables_to_check = () if allow_code else CODE
     for table in tables_to_check:
         name = keys.table_name(values, table)
-        # Code that a setting names may run; code that only the file names may not.
-        if isinstance(name, str) and is_user_defined(name) and name != keys.table_name(nested, table):
+        # A setting may name code; the file may not.
+        if isinstance(name, str) and is_user_defined(name) and name != keys.table_name(new_tables, table):
             text = f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may not name"
             setting = f"the setting {table}.name={name} yourself"
             raise InputError(text, give={"allow_code": True}, otherwise=setting)

@@ -205,10 +205,10 @@ def _is_true(term: str, facts: Mapping[str, Any]) -> Any:
 
 
 def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
-    """Return the settings of a :class:`.Recipe` that are not the default and have no effect.
+    """Return the settings of a :class:`.Recipe` that have no effect, except default values.
 
     Returns:
-        Key -> (value, the unmet conditions for an effect, in words).
+        Key -> (value, in words the conditions for an effect that are not met).
     """
     schedule, monitor, rule = recipe.schedule, recipe.monitor, recipe.rule()
     run_optimizer = optimizer.make(*recipe.part("optimizer"))
@@ -216,11 +216,11 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
     if monitor.sharpness:
         instruments.append("lambda-max")
     keys_of_instruments = {key for name in instruments for key in registry.instruments[name].reads}
-    # Some rules move w_a along the mean gradient in some steps only; the first 99 steps show it.
+    # Some rules move w_a along the mean gradient only in some steps; the first 99 steps include one of these.
     follows_gradient = run_optimizer.direction_is_gradient and any(
         rule.follows_mean_direction(step) for step in range(1, 100)
     )
-    # What a condition may name besides the keys of its table: numbers to compare, and terms that hold or not.
+    # A condition may name, besides the keys of its table, these numbers and these terms, which hold if true.
     facts = {
         "learners": recipe.learners,
         "steps": recipe.steps,
@@ -230,12 +230,12 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
         OTHER: run_optimizer.names or not run_optimizer.linear,
     }
     settings = {}
-    for where, needs, values, defaults in _tables(recipe):
-        for key, condition in needs.items():
+    for where, conditions, values, defaults in _tables(recipe):
+        for key, condition in conditions.items():
             if values.get(key) == defaults.get(key):
                 continue
             terms = {**facts, **values, READ: key in keys_of_instruments}
-            unmet = []  # for each alternative of a condition "A and B or C", its terms that are not true
+            unmet = []  # "A and B or C" has two alternatives; for each, the terms that are not true
             for alternative in condition.split(" or "):
                 unmet_terms = [term for term in alternative.split(" and ") if not _is_true(term, terms)]
                 unmet.append(" and ".join(unmet_terms))

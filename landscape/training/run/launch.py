@@ -48,22 +48,15 @@ def launch(
 ) -> Checkpoint:  # fmt: skip
     """Train ``recipe`` in ``folder``: write recipe.toml, step-NNNNNNN.h5 and last.h5.
 
-    With a ``group`` each process of the group calls ``launch``, and returns a checkpoint of its own learners;
-    rank 0 writes the files, and every process writes logs/rank-R.log. In asynchronous SGD with measured
-    delays rank 0 is the server, and the other ranks are the workers; workers return the last weights without
-    a history.
+    With a ``group``, each process of the group calls ``launch`` and returns a checkpoint of its own learners;
+    rank 0 writes the checkpoints, and every process writes logs/rank-R.log. In asynchronous SGD with measured
+    delays rank 0 is the server; the other ranks are workers, and return the last weights without a history.
 
     Args:
-        recipe: the recipe; None, only with ``resume``: the recipe of the folder's run.
-        resume: whether to continue from last.h5. Without last.h5 the run starts at step 0. The recipe must
-            equal the folder's, except for ``scalars`` and a larger ``steps``.
-        force: whether to delete the files of a run that the folder already holds; other files stay.
-        device: "auto" (an accelerator with float64, where there is one), "cpu", "cuda", "xpu" or "mps".
-        data_dir: the folder of data sets.
-        hooks: functions to call during the run; ``save`` is not called, because the files are written.
-        group: the processes that share the run; None: there is only this process.
-        allow_code: whether to run the code that the folder's recipe names as MODULE:NAME, if ``recipe`` is
-            None.
+        recipe, folder, resume, force, device, data_dir: as for :func:`train`.
+        hooks: functions to call during the run; ``save`` is ignored, because files are written instead.
+        group: the processes that share the run; None: only this process.
+        allow_code: whether to run code that the folder's recipe names as MODULE:NAME, if ``recipe`` is None.
 
     Returns:
         The last checkpoint of the run.
@@ -81,10 +74,11 @@ def launch(
         (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
     """
     folder = Path(folder)
-    hooks = dataclasses.replace(hooks or Hooks())  # a copy, as its functions are replaced below
-    writes = group is None or group.rank == 0  # whether this process writes the files
+    hooks = dataclasses.replace(hooks or Hooks())  # a copy, because its functions are replaced below
+    writes_files = group is None or group.rank == 0
     with Lock(folder) as lock:
-        if writes and storage.named_like_a_run(folder):  # a new folder is made and locked after all checks
+        # A folder without a run is made and locked after all checks.
+        if writes_files and storage.named_like_a_run(folder):
             lock.acquire()
         if group:  # so that no process reads a checkpoint before rank 0 has the lock
             group.wait_for_all()
@@ -100,18 +94,18 @@ def launch(
         if recipe is None:
             words = "a recipe's name (see 'landscape recipes') or a .toml file"
             raise InputError("recipe: missing", give={"resume": True}, otherwise=words)
-        if recipe.scalars and writes:
-            package_of(recipe.scalars)  # raises an error where the package is not installed
+        if recipe.scalars and writes_files:
+            package_of(recipe.scalars)  # raises an error if the package is not installed
         run_device = group.device if group else pick_device(device)
         trainer = trainer_class(recipe, group)(
             recipe, checkpoint=checkpoint, device=run_device, data_dir=data_dir, hooks=hooks, group=group
         )
         recipe = trainer.recipe
-        samples = recipe.evaluate.bn_samples
+        bn_samples = recipe.evaluate.bn_samples
         has_batchnorm = bool(trainer.buffers.local)
-        if checkpoint is None and samples != Evaluate.bn_samples and not has_batchnorm:
+        if checkpoint is None and bn_samples != Evaluate.bn_samples and not has_batchnorm:
             words = "is not allowed, it changes nothing without BatchNorm in the model; leave it out"
-            raise InputError(f"evaluate.bn_samples: {samples} {words}")
+            raise InputError(f"evaluate.bn_samples: {bn_samples} {words}")
         hooks.save = functools.partial(
             _save_on_rank_0, folder=folder, comm=trainer.comm, every=recipe.checkpoint.every
         )
@@ -121,8 +115,8 @@ def launch(
             facts["first step"] = str(trainer.step + 1)
             facts["mixing matrix"] = fingerprint(recipe.matrices.values())
             group.agree(facts)
-        files.make_folder(folder)  # after all checks, so that a mistake leaves no file there
-        if writes:
+        files.make_folder(folder)  # after all checks, so that a wrong call leaves no folder
+        if writes_files:
             lock.acquire()
             if not run_files and storage.named_like_a_run(folder):
                 raise OperationError(f"{folder}: another process has started a run there meanwhile")
@@ -133,7 +127,7 @@ def launch(
             files.write_text(folder / "recipe.toml", recipe.to_toml())
         hooks.message(_headline(trainer))
         with contextlib.ExitStack() as writers:
-            if recipe.scalars and writes:
+            if recipe.scalars and writes_files:
                 hooks.row = row_writer(recipe.scalars, folder, trainer.step, writers, hooks.row)
             return trainer.run() if group is None else _run_in_group(trainer, folder, group)
 
@@ -154,15 +148,15 @@ def _headline(trainer: Trainer) -> str:
 
 
 def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
-    """Run ``trainer``, this process's part of the group's run, and write logs/rank-R.log."""
+    """Run ``trainer``, which has this process's learners, and write logs/rank-R.log."""
     hooks = trainer.hooks
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
         role, learners = type(trainer).__name__.lower(), trainer.comm.local
-        rank = (
-            f"rank {group.rank} of {group.size}, {role} of learners {learners.start} to {learners.stop - 1}"
+        own_learners = f"{role} of learners {learners.start} to {learners.stop - 1}"
+        log(
+            f"rank {group.rank} of {group.size}, {own_learners}, on {group.device}; {socket.gethostname()}, "
+            f"process {os.getpid()}; {group.backend}"
         )
-        place = f"{group.device}; {socket.gethostname()}, process {os.getpid()}; {group.backend}"
-        log(f"{rank}, on {place}")
         message, save = hooks.message, hooks.save
 
         def message_and_log(line: str) -> None:
@@ -171,7 +165,7 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
 
         def save_and_log(checkpoint: Checkpoint) -> None:
             save(checkpoint)
-            # The pace is a text that begins with "; ", or "".
+            # pace() returns a text that begins with "; ", or "".
             log(f"step {checkpoint.step} is saved{trainer.history.pace(trainer.recipe.batch)}")
 
         hooks.message, hooks.save = message_and_log, save_and_log
@@ -244,10 +238,9 @@ def _checkpoint_and_recipe(
 ) -> tuple[Checkpoint | None, Recipe | None]:
     """Return the checkpoint from which the run in ``folder`` continues, and the recipe to follow.
 
-    The checkpoint is None if the run begins anew. The recipe is ``recipe``, or for None that of the folder's
-    run. ``learners`` says which learners' weights are read, as in :meth:`.Checkpoint.load`. Raises
-    OperationError where the folder has no run and ``recipe`` is None, and where ``recipe`` cannot continue
-    the folder's run.
+    The checkpoint is None if the run begins at step 0. The recipe is ``recipe`` or, if this is None, that of
+    the folder's run. ``learners`` chooses the learners to read, as in :meth:`.Checkpoint.load`. Raises
+    OperationError if there is neither a run nor a recipe, and if the recipe cannot continue the run.
     """
     checkpoint: Checkpoint | None = None
     stored: Recipe | None = None
@@ -255,8 +248,8 @@ def _checkpoint_and_recipe(
         checkpoint = storage.last_sound(folder, learners)
         stored = recipe_of(checkpoint)
     elif (folder / "recipe.toml").exists():
-        # The run was stopped before its first checkpoint, and begins anew. Code that its recipe names does
-        # not run here; ``allow_code`` is checked below.
+        # The run was stopped before its first checkpoint, and begins at step 0. Reading its recipe here runs
+        # no code that the recipe names; ``allow_code`` is checked below.
         stored = from_values(file_values(str(folder / "recipe.toml")))
     elif recipe is None:
         raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a recipe to start one")
@@ -357,7 +350,7 @@ def train_runs(
 ) -> None:  # fmt: skip
     """Start or resume ``runs`` in the processes of ``pool``.
 
-    A single run, or any runs with a pool of one process, are made in this process.
+    If there is only one run, or only one process in the pool, the runs are made in this process.
 
     Args:
         ended: called with each run that ends.
@@ -376,8 +369,8 @@ def train_runs(
     for run in runs:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
     # The arguments of _train_job, in types that JSON can represent.
-    options = [device, None if data_dir is None else os.fspath(data_dir), until]
-    jobs = [[run.recipe.to_toml(), os.fspath(run.folder), *options] for run in runs]
+    common_arguments = [device, None if data_dir is None else os.fspath(data_dir), until]
+    jobs = [[run.recipe.to_toml(), os.fspath(run.folder), *common_arguments] for run in runs]
     try:
         pool.run(f"{__name__}:_train_job", jobs, lambda number, seconds: ended(runs[number], seconds))
     except children.JobError as error:
@@ -440,31 +433,30 @@ def train(
     """Train n learners by a recipe in a folder; the result is bit-identical to that of ``landscape train``.
 
     Args:
-        recipe: a name (:func:`landscape.recipes` lists them), the path of a TOML file, or a
+        recipe: a name (see :func:`landscape.recipes`), the path of a TOML file, or a
             :class:`landscape.Recipe`. None, only with ``resume``: the recipe of the folder's run.
-        folder: the folder for last.h5, step-NNNNNNN.h5 and recipe.toml. Default: runs/NAME-seedN.
-        resume: whether to resume from last.h5, with a result that is bit-identical to an uninterrupted run's.
-            Without last.h5 the run starts at step 0. The recipe must equal the run's, except for ``scalars``
-            and a larger ``steps``.
-        force: whether to delete a run that the folder already holds.
-        nproc: the number of processes on this machine that share the learners. If there are several, each
-            writes logs/rank-R.log, and ``message`` and ``progress`` are not called.
-        max_restarts: how many times all processes may be restarted from last.h5 after a process is lost.
+        folder: the folder for last.h5, step-NNNNNNN.h5 and recipe.toml; default: runs/NAME-seedN.
+        resume: whether to resume from last.h5, with bit-identical results; without last.h5 the run starts at
+            step 0. The recipe must equal the run's, except for ``scalars`` and a larger ``steps``.
+        force: whether to delete the files of a run that the folder already holds; other files stay.
+        nproc: the number of processes that share the learners. If there are several, each writes
+            logs/rank-R.log, and ``message`` and ``progress`` are not called.
+        max_restarts: how often all processes may be restarted from last.h5 after a process is lost.
         timeout: seconds that a process may be silent, or that an exchange between processes may take.
         device: "auto" (an accelerator with float64, where there is one), "cpu", "cuda", "xpu" or "mps".
-        data_dir: the folder of data sets that are not bundled. Default: $LANDSCAPE_DATA or data.
-        allow_code: whether to run code that a file names as MODULE:NAME; code in the settings always runs.
+        data_dir: the folder of data sets that are not bundled; default: $LANDSCAPE_DATA or data.
+        allow_code: whether to run code that a file names as MODULE:NAME; code in ``settings`` always runs.
         message: called with lines for the user.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
-        settings: values that replace those of the recipe's keys, as for :meth:`landscape.Recipe.read`.
+        settings: values of the recipe's keys, as for :meth:`landscape.Recipe.read`.
 
     Returns:
         The last checkpoint of the run, as in last.h5; ``diverged`` says whether and how the run diverged.
 
     Raises:
-        InputError: for a recipe, setting or option that is not allowed.
-        OperationError: for a folder that holds another run, that another process uses, or that cannot be
-            written or resumed; for data that are missing; for a process that was lost.
+        InputError: a recipe, setting or option that is not allowed.
+        OperationError: a folder in use, with another run, or that cannot be written or resumed; missing data;
+            a lost process.
 
     Example:
         >>> import tempfile
@@ -498,13 +490,13 @@ def in_processes(
 ) -> Checkpoint:  # fmt: skip
     """Train as :func:`train` does, in ``nproc`` processes that each run the command ``landscape train``.
 
-    ``output_flags`` are the command's flags for what rank 0 prints; with None rank 0 prints nothing.
+    ``output_flags`` are the command's flags that choose what rank 0 prints; None: rank 0 prints nothing.
     """
     if started_by_launcher():
-        raise InputError("nproc, max_restarts: not allowed under torchrun, which has its own")
+        raise InputError("nproc, max_restarts: not allowed under torchrun, whose own options do the same")
     if force and max_restarts:
         raise InputError("force, max_restarts: only one of the two is allowed")
-    last = folder / "last.h5"
+    last = folder / "last.h5"  # the last checkpoint
     storage.check_folder(folder, resume=resume, force=force)
     run_recipe = recipe
     if resume:  # slice(0): the weights of no learner are read

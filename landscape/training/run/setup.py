@@ -417,7 +417,7 @@ def make_monitoring(
         InputError: for an instrument that cannot measure this run.
     """
     rule = recipe.rule()
-    # The largest stable ηλ with the recipe's momentum, and with plain steps; None: unknown.
+    # The largest stable ηλ with the recipe's momentum, and with plain SGD's steps; None: not known.
     limit, plain_limit = recipe.stability_limit(), rule.stability_limit()
     run = MeasuredRun(
         monitor=recipe.monitor,

@@ -150,7 +150,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
     Args:
         spec: NAME or NAME(VALUE, …), such as "full" or "ring(1)".
         n: the number of learners.
-        where: the option whose value ``spec`` is; messages begin with this word.
+        where: the name of the option that contains ``spec``; messages begin with this name.
 
     Raises:
         InputError: an unknown form, or a number of learners that the topology does not allow.
@@ -497,14 +497,14 @@ def topologies(
 
     Returns:
         Mixing -> its numbers. "gap": the spectral gap of the mixing matrix; for a cycle of matrices, the gap
-        per step. "omega_min": the smallest eigenvalue of any matrix. "limit": the largest stable ηλ of DPSGD
-        in AWC order without momentum. "rounds": the number of steps after which all learners have exactly the
-        average, None for never. "bytes": the number of bytes that a learner sends in a step, on average over
-        the steps.
+        per step. "omega_min": the smallest eigenvalue of all matrices. "limit": the largest stable ηλ of
+        DPSGD in AWC order without momentum. "rounds": the number of steps after which all learners have
+        exactly the average; None: they never have. "bytes": the mean number of bytes that a learner sends in
+        a step.
 
     Raises:
-        InputError: a mixing that is unknown, or not allowed with this number of learners; numbers below 1; a
-            picture without any mixing, or with another ending.
+        InputError: a mixing that is unknown or not allowed with this number of learners; ``learners`` or
+            ``parameters`` below 1; ``picture`` with another ending, or without a mixing to draw.
 
     Example:
         >>> numbers = topologies(["ring(1)", "base"], learners=6)
@@ -512,7 +512,7 @@ def topologies(
         (0.6667, None, 4)
     """
     if picture is not None:
-        from landscape import plots  # and matplotlib: only where something is drawn
+        from landscape import plots  # here, because it imports matplotlib, which takes time
         from landscape.plots.tables import draw_topologies
 
         ends_in("picture", picture, plots.FORMATS)
@@ -528,20 +528,20 @@ def topologies(
             if mixings is not None:
                 raise
             continue  # a default mixing that this number of learners does not allow
-        period = max(1, len(mixing.cycle))  # random matching has no cycle, and equal costs in all steps
-        vectors = np.mean([mixing.degree(step) for step in range(1, period + 1)])
+        period = max(1, len(mixing.cycle))  # random matching has no cycle; each step sends equally much
+        vectors_per_step = np.mean([mixing.degree(step) for step in range(1, period + 1)])
         properties[spec] = {
             "gap": mixing.gap,
             "omega_min": mixing.omega_min,
             "limit": mixing.stability_limit,
             "rounds": mixing.rounds,
-            "bytes": 4 * parameters * float(vectors),
+            "bytes": 4 * parameters * float(vectors_per_step),
         }
         if picture is not None:
             graphs[spec] = mixing.cycle or [mixing.matrix(step) for step in (1, 2, 3)]
     if picture is not None:
         if not graphs:
-            raise InputError("mixings: none is not allowed with picture, there must be one to draw")
+            raise InputError("mixings: there must be at least one to draw in the picture")
         plots.save_figure(draw_topologies(graphs), picture)
     return properties
 

@@ -102,10 +102,10 @@ def _cubes(n: int, k: int) -> list[Array]:
 def _simple_base(n: int, k: int) -> list[Array]:
     """Return the mixing matrices (n, n) of the simple Base-(k+1) graph, one for each step.
 
-    Written in base k + 1, n = a₁(k + 1)^p₁ + a₂(k + 1)^p₂ + … with p₁ > p₂ > …. Group j has a_j pieces of
-    (k + 1)^p_j learners. First the learners of each group average. Then one group after the other exchanges
-    with all later groups: each learner of the later groups exchanges with one learner of each piece. After
-    the exchange each piece, and the later groups together, have the mean of the group and the later groups.
+    In base k + 1, n = a₁(k + 1)^p₁ + a₂(k + 1)^p₂ + … with p₁ > p₂ > …. Group j has a_j pieces of (k + 1)^p_j
+    learners. First, the learners of each group average. Then, one group after the other exchanges with all
+    later groups: each learner of the later groups exchanges with one learner of each piece. After that, the
+    mean over each piece, and the mean over the later groups, is the mean over the group and the later groups.
     Last, the learners of each piece average.
     """
     if _smooth_part(n, k) == n:
@@ -120,7 +120,7 @@ def _simple_base(n: int, k: int) -> list[Array]:
     # For each group, the matrices of the steps after which its learners have the group's mean.
     cubes = [_cubes(a * piece, k) for a, piece in groups]
     steps = []
-    for t in range(len(cubes[0])):  # of the first group, the largest
+    for t in range(len(cubes[0])):  # the first group is the largest, and needs the most steps
         m = np.zeros((n, n))
         for start, cube in zip(starts, cubes, strict=False):
             end = start + len(cube[0])
@@ -130,14 +130,15 @@ def _simple_base(n: int, k: int) -> list[Array]:
     for t in range(round(math.log(groups[0][1], k + 1)) + 1):  # p₁ + 1 steps
         m = np.eye(n)
         if t < last:
+            # The learners of the later groups, beginning with the last group.
             later = [i for j in range(last, t, -1) for i in range(starts[j], starts[j + 1])]
             _exchange(m, starts[t], *groups[t], later, k)
         for j, (a, piece) in enumerate(groups):
-            first = j + 1 if j < last else last  # the step after the group's last exchange
-            if t >= first:
+            first_step = j + 1 if j < last else last  # the step after the group's last exchange
+            if t >= first_step:
                 # A piece of one learner has nothing to average; then the whole group averages.
                 cube = cubes[j] if piece == 1 else [np.kron(np.eye(a), c) for c in _cubes(piece, k)]
-                m[starts[j] : starts[j + 1], starts[j] : starts[j + 1]] = cube[(t - first) % len(cube)]
+                m[starts[j] : starts[j + 1], starts[j] : starts[j + 1]] = cube[(t - first_step) % len(cube)]
         steps.append(m)
     return steps
 
