@@ -413,6 +413,7 @@ class Parts:
         """
         all_columns = _columns(problem) | {name: np.asarray(values) for name, values in columns.items()}
         labels, samples, rng = all_columns.get(LABEL), problem.samples, np.random.default_rng(seed)
+        # ``owners`` (N,): the learner that gets each sample.
         if split.kind == "sizes":
             boundaries = np.rint(np.cumsum(split.numbers) * samples).astype(int)[:-1]
             indices_of_learner = np.split(rng.permutation(samples), boundaries)

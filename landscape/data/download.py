@@ -116,6 +116,7 @@ def fetch(
         raise InputError(f"mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
     source = SOURCES[name]
     mirrors = source.mirrors if mirror is None else (mirror,)
+    # For each file its path, or None if the file must be downloaded.
     verified_paths = {file: _verified_path(name, root, file, force) for file in source.files}
     missing = [file for file, path in verified_paths.items() if path is None]
     folder = root / source.folder

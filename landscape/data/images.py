@@ -261,7 +261,7 @@ def image_folder(
         folder: Below ``data_dir`` unless absolute. Classes are numbered in the order of their names.
         size: Images are cut to their middle square and scaled to size × size. 0: images stay unchanged, and
             all must have the same size. Unit: pixels. Source: ours.
-        border: The share of an image that is cut off at each side before it is scaled; 0.0625 is ImageNet's
+        border: The share of an image that is cut off at each side before scaling; 0.0625 is ImageNet's
             usual 224 of 256. Source: ours.
         normalize: Normalize each channel by its mean and standard deviation over the training set; for a
             stream, over ImageNet, because those of its images are not computed. Source: usual for images.
@@ -327,7 +327,7 @@ def digits(
     if form == "image":
         x = np.repeat(x.repeat(4, axis=1).repeat(4, axis=2)[:, None], 3, axis=1)
     train_samples = len(y) - test_samples
-    if form == "tokens":
+    if form == "tokens":  # the classes are the pixel values 0…16
         pixels = torch.from_numpy(x.astype(np.int64))
         inputs, next_pixels = pixels[:, :-1], pixels[:, 1:]
         train_set = inputs[:train_samples], next_pixels[:train_samples]

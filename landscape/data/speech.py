@@ -161,7 +161,7 @@ def _speech_data(
     mean, std = train_frames.mean(0), np.maximum(train_frames.std(0), 1e-6)
 
     def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array, Array]:
-        """Return x and y, and for each sample (N,) the index of its utterance."""
+        """Return x, y and the index of each sample's utterance (N,)."""
         normalized = [((log_mels[file] - mean) / std).astype(np.float32) for file, _ in utterances]
         labels = [label for _, label in utterances]
         x, y = frame_set(normalized, labels, features.frames, features.context, features.positions)
@@ -218,17 +218,17 @@ def spoken_digits(
     frames: Count = 21,
     imbalance: AtLeastOne = 1.0,
 ) -> Dataset:
-    """Recordings DIGIT_SPEAKER_INDEX.wav in fsdd/, as in the Free Spoken Digit Dataset: 10·positions classes.
+    """Recordings fsdd/DIGIT_SPEAKER_INDEX.wav of the Free Spoken Digit Dataset, in 10·positions classes.
 
-    A sample is a window of frames, x (N, frames, mels·(2·context + 1)). Each frame has a label for digit and
-    position, y (N, frames), see :func:`states`. Every mel band is normalized by its mean and standard
+    A sample is a window of frames, x (N, frames, mels·(2·context + 1)); y (N, frames) labels each frame by
+    digit and position, see :func:`states`. Every mel band is normalized by its mean and standard
     deviation over the training frames. With ``split = "by(speaker)"`` learners get different speakers. The
-    defaults give 260 inputs, as DPSGD-2020's acoustic model has; their factors 20 × 13, the windows and the
-    number of positions are ours.
+    defaults give 20 × 13 = 260 inputs, as many as DPSGD-2020's acoustic model has. These factors, the windows
+    and the number of positions are ours.
 
     Args:
-        test_speakers: Speakers of the test set; by default INDEX 0…4 of all digits and speakers. Source: the
-            data set's official split.
+        test_speakers: Speakers whose recordings are the test set; by default the test set is INDEX 0…4 of all
+            digits and speakers. Source: the data set's official split.
     """
     root = data_root(data_dir) / "fsdd"
     files = [path.name for path in sorted(root.glob("*.wav"))]
@@ -264,7 +264,7 @@ def speech_list(
     """Your own recordings: ``folder``/train.csv and test.csv with the columns path and label, a header first.
 
     Labels are any words. The commonest word in train.csv is class 0, the next one class 1, and so on.
-    Everything else: see :func:`spoken_digits`.
+    Everything else is as in :func:`spoken_digits`.
 
     Args:
         folder: The folder of the lists and of the paths in them; below ``data_dir`` unless absolute.

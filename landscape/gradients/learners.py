@@ -224,7 +224,7 @@ class Stack:
             weights: (n, P).
             x, y: (n, B, ...), or dicts, lists or tuples of such tensors; ``accumulate`` divides B.
             out: (n, P).
-            training: options of training mode, with BatchNorm statistics of each microbatch; None: eval mode.
+            training: options of training mode; BatchNorm uses each microbatch's statistics. None: eval mode.
             ready: called with the name of a parameter as soon as all learners' gradients of this parameter
                 are written. With microbatches: called once, with all names, after the last microbatch.
 
@@ -234,7 +234,7 @@ class Stack:
         self._verify(weights, x, y, training)
         path = self._path(x)
         if self.accumulate == 1:
-            if ready is None and weights.device.type in GRAPHS and self._replays(weights, x, y, training):
+            if ready is None and weights.device.type in GRAPHS and self._can_replay(weights, x, y, training):
                 return self._replayed(path, weights, x, y, out, training)
             return self._compute(path, weights, x, y, out, training, ready)
         losses, microbatch_gradients = weights.new_zeros(len(weights)), torch.empty_like(out)
@@ -313,13 +313,13 @@ class Stack:
         n = len(weights)
         return self._captured(compute, weights, *tensors.values(), state=state, written=written, networks=n)
 
-    def _replays(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
+    def _can_replay(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
         """Return whether a pass can be recorded as a graph and replayed.
 
-        A replay repeats random numbers, and does not set attributes of modules, such as counters; a pass that
-        draws or sets any is not replayable. One learner's pass decides for all later calls in the same mode.
-        Hooks, and losses that are not PyTorch's own, are never replayed: they may have a state that this
-        pass does not show, such as the step of a schedule.
+        A replay would repeat the same random numbers, and would not set attributes of modules, such as
+        counters; so a pass that does either cannot be replayed. One learner's pass decides for all later
+        calls in the same mode. Passes with hooks, or with losses that are not PyTorch's own, are never
+        replayed: these may have a state that one pass does not show, such as the step of a schedule.
         """
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         has_hooks = any(getattr(m, name) for m in self.problem.model.modules() for name in hooks)
@@ -450,6 +450,7 @@ class Stack:
         """
         count, device, max_bytes = len(weights), weights.device, MAX_BATCHED_BYTES
         on_cpu = device.type == "cpu"
+        # A chain of linear layers has its own, faster path.
         if self.layers is not None or count < (2 if on_cpu else MANY) or not self.problem.separable:
             return False
         if not on_cpu:

@@ -116,8 +116,8 @@ def draws(
     """Yield (x, y) on the device without end: for each learner a minibatch drawn with replacement.
 
     x and y have the shapes (learners, batch, …). If the data come in batches, one pass over the data collects
-    several draws: at most ``most``, and at most :data:`PASS_BYTES`. The indices of the drawn samples do not
-    depend on the number of draws in a pass.
+    several draws: at most ``most`` draws, of at most :data:`PASS_BYTES`. The indices of the drawn samples do
+    not depend on the number of draws in a pass.
 
     Example:
         >>> x = torch.arange(6.0)[:, None]
@@ -137,8 +137,8 @@ def draws(
         x, y = data.first_batch()
         sample_bytes = sum(t.nbytes for _, t in named_tensors((x, y))) // count_samples(x, y, alike=False)
         draw_bytes = max(1, sample_bytes * learners * batch)
-        count = max(1, min(most, PASS_BYTES // draw_bytes))
-        indices = torch.stack([draw_indices() for _ in range(count)])  # (count, learners, batch)
+        draws_in_pass = max(1, min(most, PASS_BYTES // draw_bytes))
+        indices = torch.stack([draw_indices() for _ in range(draws_in_pass)])  # (draws, learners, batch)
         collected = _read_samples(data, indices.flatten(), samples)
         for rows in torch.arange(indices.numel()).view(indices.shape):  # of the collected samples
             yield data.place(take(collected, rows))

@@ -184,8 +184,8 @@ def check_optimizer(
         optimizer: the class, or a name that recipes know.
         options: the optimizer's options in a recipe.
         refused: option -> a value of the option that the optimizer must refuse, with a message of one line.
-        reference: takes parameters and returns their PyTorch optimizer, with lr 0.01, that must make the same
-            steps.
+        reference: a function that takes parameters and returns PyTorch's optimizer for them, with lr 0.01;
+            both optimizers must make the same steps.
         device: the device of the weights.
         only: the name of one check of ``CHECKS["optimizer"]`` to run; default: all checks.
 

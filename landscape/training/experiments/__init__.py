@@ -78,10 +78,10 @@ def critical_batch(
     """Find the critical batch by branched training (Merrill et al. 2025, arXiv 2505.23971).
 
     Up to the critical batch, training on a given number of samples reaches the same loss as with the smallest
-    batch. Branches start at a checkpoint, with the states of its optimizer and update rule. All train on
-    equally many samples, with different batches; the learning rate follows the batch. Above the critical
-    batch, the final training loss is higher than with the smallest batch by more than the share ``loss_tol``.
-    Unlike :func:`landscape.noise_scale`, this needs no assumption on the Hessian. Ours, not the paper's: the
+    batch. Branches start at a checkpoint, with the states of its optimizer and update rule. All branches
+    train on equally many samples, with different batches. Above the critical batch, the final training loss
+    is more than 1 + ``loss_tol`` times the loss with the smallest batch. Unlike
+    :func:`landscape.noise_scale`, this method needs no assumption on the Hessian. Ours, not the paper's: the
     loss is that of the mean weights w_a on the whole training set, each batch has several branches, and the
     critical batch is interpolated.
 
@@ -102,8 +102,7 @@ def critical_batch(
         The loss of each branch, and the critical batch with its standard error.
 
     Raises:
-        InputError: no checkpoint, fewer than two factors, a batch that the learners cannot share, or too few
-            ``trained_samples``.
+        InputError: no checkpoint, fewer than two factors, too few samples, or a batch that cannot be shared.
         OperationError: the run has no recipe, its recipe names code, or the run diverged.
 
     Example:
@@ -130,11 +129,11 @@ def critical_batch(
     if steps[-1] < LEAST_STEPS:
         raise InputError("trained_samples", samples, allowed=f"at least {LEAST_STEPS * batches[-1]}")
     loss = np.empty((len(batches), seeds))
-    report = taken(progress)
+    show_progress = taken(progress)
     for done, (i, s) in enumerate(np.ndindex(loss.shape), 1):  # branch s with batches[i]
         branch = replace(recipe, batch=batches[i], lr=rates[i], steps=run.step + steps[i], seed=seed + s)
         loss[i, s], trainer = _train_branch(branch, run, device, data_dir)
-        report(done / loss.size)
+        show_progress(done / loss.size)
     return CriticalBatch(
         batch=np.array(batches),
         lr=np.array(rates),
@@ -231,11 +230,11 @@ def operating_point(run: Checkpoint | None) -> tuple[float, float | None, int]:
 def preconditioner(
     run: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: Seed = 0
 ) -> Preconditioner:
-    """Return the diagonal P by which Adam, AdamW, RMSprop, LARS or LAMB divides its next step.
+    """Return the diagonal P by which Adam, AdamW, RMSprop, LARS or LAMB divides its momentum in a step.
 
-    For Adam, P = (√v̂ + ε)(1 − β₁ᵗ), where v̂ is the second moment corrected for its bias (Cohen et al. 2022,
-    arXiv:2207.14484). LAMB and LARS scale the step of each parameter tensor w; their P is our choice. For
-    LAMB, P is Adam's P times ‖s‖/‖w‖, where s is LAMB's step before this scaling. For LARS,
+    After t steps Adam has P = (√v̂ + ε)(1 − β₁ᵗ), where v̂ is the second moment corrected for its bias (Cohen
+    et al. 2022, arXiv:2207.14484). LAMB and LARS scale the step of each parameter tensor w; their P is our
+    choice. For LAMB, P is Adam's P times ‖s‖/‖w‖, where s is LAMB's step before this scaling. For LARS,
     P = (‖g‖ + λ‖w‖)/(trust ‖w‖), where g is the gradient, λ the weight decay and trust LARS's coefficient.
 
     The result also has the limit, the largest stable η λ_max(P^{-1/2} H P^{-1/2}) for the learning rate η, if
@@ -372,20 +371,20 @@ def stability(
     Args:
         problem: the loss; or a run.
         delays: the delays τ in steps; default: 0, and for a run with a delay also 1, 3, 7, 31 and its delay.
-        momentum: m of the ordinary and the shifted form; 0.9 is usual.
+        momentum: m of ordinary and of shifted momentum; 0.9 is usual.
         lr: the learning rate η, for the picture of ηλ_max; default: the run's.
         own_limit, own_delay: the largest stable ηλ of the run's update rule, and its delay in steps; default:
             computed from the run.
         precondition: P, as :func:`landscape.spectrum` takes it, or True: P of the run's optimizer. λ_max is
             then that of P^{-1/2} H P^{-1/2}, and the limits hold for steps v ← m v + g, w ← w − η P⁻¹ v. P's
-            own learning rate and limit replace ``lr`` and ``own_limit``; NaN: P does not state them.
+            own learning rate and limit replace ``lr`` and ``own_limit``, with NaN where P has none.
         residual_tol: the allowed residual of λ_max, relative to λ_max.
         seed: the seed of the starting vector of the iteration.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        λ_max with its residual, and the largest stable ηλ, (3, delays): without momentum, ordinary, shifted.
+        λ_max, its residual, and the largest stable ηλ (3, delays) for no, ordinary and shifted momentum.
 
     Raises:
         InputError: a value out of its range, or ``precondition=True`` without a run.
@@ -435,22 +434,22 @@ def stability(
 
 
 def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
-    """Return the preconditioner of the user's optimizer for ``parameters``; None before the first step.
+    """Return the preconditioner of the user's optimizer for ``parameters``; None before its first step.
 
     Raises:
         InputError: for an optimizer other than torch's Adam, AdamW and RMSprop, or for parameter groups with
             different options.
     """
-    kind = type(optimizer)
+    optimizer_class = type(optimizer)
     names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
     groups = optimizer.param_groups if optimizer is not None else [{}]  # None is refused below
     options = {name: groups[0][name] for name in names if name in groups[0]}
     # (m, form, rate_factor): up to the preconditioner, the optimizer's steps are those of SGD with momentum m
     # and learning rate rate_factor·η. Adam has m = β₁ and rate_factor = 1 − β₁. None: another optimizer.
-    sgd_equivalent = optimizers.torch_preconditioned(kind, options)
+    sgd_equivalent = optimizers.torch_preconditioned(optimizer_class, options)
     options_differ = any(group.get(name) != value for group in groups for name, value in options.items())
     if sgd_equivalent is None or options_differ:
-        reason = f"the optimizer '{kind.__name__}'"
+        reason = f"the optimizer '{optimizer_class.__name__}'"
         if sgd_equivalent is not None:
             reason = "parameter groups with different options"
         allowed = "only with Adam, AdamW or RMSprop of torch, with the same options for all parameters"
@@ -470,7 +469,8 @@ def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> P
         torch.full((p.numel(),), float(state["step"])) for p, state in zip(parameters, states, strict=True)
     ]
     step_counts = torch.cat(counts)[None].to(float64_device(parameters[0].device), torch.float64)
-    diagonal = optimizers.torch_preconditioner(kind, options, rows, step_counts)[0]
+    diagonal = optimizers.torch_preconditioner(optimizer_class, options, rows, step_counts)[0]
     m, form, rate_factor = sgd_equivalent
     limit = max_stable_step(0, m, form) / rate_factor
-    return Preconditioner(diagonal, name=kind.__name__, lr=learning_rate(optimizer), limit=limit)
+    lr = learning_rate(optimizer)
+    return Preconditioner(diagonal, name=optimizer_class.__name__, lr=lr, limit=limit)

@@ -267,12 +267,12 @@ def sweep(
     progress: ProgressOption = None,
     **settings: Any,
 ) -> Sweep:
-    """Train all combinations of recipes, values of their keys and seeds, as ``landscape sweep`` does.
+    """Train all combinations of recipes, seeds and values of the recipes' keys, as ``landscape sweep`` does.
 
     Each run has a folder FOLDER/SETTING/seed-N with the files of :func:`landscape.train`. The table, in
     FOLDER/sweep.csv and FOLDER/sweep.h5, is rewritten after each run. A repeated call resumes an interrupted
     sweep; a call with other values or seeds extends the table. A run that diverges raises no error: the table
-    counts it.
+    counts such runs.
 
     A search evaluates the lowest, the middle and the highest value of a range. Each of ``rounds`` further
     rounds evaluates the two neighbors of the best value so far, at half the previous distance on a log scale.
@@ -283,14 +283,14 @@ def sweep(
             :class:`landscape.Recipe`\\ s.
         folder: the folder for the runs and the table.
         seeds: the seeds of each setting.
-        search: (key, lowest value, highest value): a search in this range, for each setting.
-        rounds: how often a search halves the distance; it evaluates at most 3 + 2·rounds values.
+        search: (key, lowest value, highest value): the range in which each setting's best value is searched.
+        rounds: how often a search halves the distance; a search evaluates at most 3 + 2·rounds values.
         jobs: the number of runs at a time, each in its own process.
         share: "K/N": make only the K-th of N shares of the runs, and do not write the table. Several machines
             with a common folder can make one share each; a later call without ``share`` writes the table.
         timeout, device, data_dir, allow_code, message, progress: as for :func:`landscape.train`.
-        settings: values of the recipes' keys. A list has several values, each for its own runs; anything else
-            is the value in all runs. A single value that is a list is written as a list in a list.
+        settings: values of the recipes' keys. A list gives several values, each with runs of its own; any
+            other value holds for all runs. A value that itself is a list is given as a list in a list.
 
     Returns:
         The table, a row for each setting, with means and standard deviations over the seeds. With ``share``
@@ -308,7 +308,7 @@ def sweep(
         (['0.5', '1'], [[0, 1], [0, 1]])
     """
     if started_by_launcher():
-        raise InputError("sweep: not allowed under torchrun; jobs are several runs at once")
+        raise InputError("sweep: not allowed under torchrun; for several runs at once use jobs")
     sources = _recipes_by_label(recipes)
 
     def recipe_of(setting: Setting, *changes: str) -> Recipe:
@@ -338,10 +338,10 @@ def sweep(
     for setting in bases:  # bad values are reported before the folder is made
         recipe_of(setting, *example_changes)
     folder = Path(folder)
-    report = taken(progress)
+    show_progress = taken(progress)
     make_folder(folder)
     with Lock(folder) as lock:
-        if share is None:  # commands with a share may run at once; each of their runs has its own lock
+        if share is None:  # calls with a share may work at the same time; each run has its own lock
             lock.acquire()
         pool = launch.pool(jobs, timeout, device)
         train = functools.partial(launch.train_runs, pool=pool, device=device, data_dir=data_dir)
@@ -352,7 +352,7 @@ def sweep(
             read=recipe_of,
             execute=train,
             message=message or (lambda line: None),
-            progress=lambda done: report(done / total_runs),
+            progress=lambda done: show_progress(done / total_runs),
             share=share,
         )
         if search:
@@ -382,7 +382,7 @@ def _recipes_by_label(recipes: Source | Sequence[Source]) -> dict[str, Source]:
 def find_best(
     runner: Runner, bases: Sequence[Setting], key: str, low: float, high: float, rounds: int
 ) -> dict[Setting, str]:
-    """Search the value of ``key`` in [low, high] with the best :meth:`Runner.score`, for each of ``bases``.
+    """Search in [low, high], for each of ``bases``, for the value of ``key`` with the best score.
 
     :func:`sweep` describes the method. In 8 rounds at most 19 values are tried for each base, and in a range
     of six decades the last neighbors differ by 2.7%. DPSGD-2020 (section 4.3) speaks of a binary search over

@@ -57,7 +57,7 @@ def full_name(name: str) -> str:
 
 
 def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of ``table``, checked, and the default values of all other options.
+    """Check the options of ``table``, and return them with the default values of all other options.
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
@@ -70,7 +70,7 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
     without_groups = {key: value for key, value in table.items() if key != GROUPS}
     name = full_name(name)
     check = torch_options if is_torch(name) else optimizers.options
-    checked = check(name, without_groups)
+    all_options = check(name, without_groups)
     groups: dict[str, Any] = {}
     for pattern, group in fit("optimizer.groups", table.get(GROUPS, {}), dict).items():
         frozen, lr_factor, changes = group_options(pattern, group)
@@ -81,12 +81,12 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
             group_name = full_name(str(changes.pop("name", name)))
             # A group with another optimizer does not inherit the options of this one.
             inherited = without_groups if group_name == name else {}
-            all_options = options(group_name, inherited | changes)
+            of_group = options(group_name, inherited | changes)
         # The options are sorted, because recipes are compared as texts.
-        groups[pattern] = {"name": group_name, "lr_factor": lr_factor, **dict(sorted(all_options.items()))}
+        groups[pattern] = {"name": group_name, "lr_factor": lr_factor, **dict(sorted(of_group.items()))}
     if groups:
-        checked = checked | {GROUPS: groups}
-    return checked
+        all_options = all_options | {GROUPS: groups}
+    return all_options
 
 
 def make(name: str, table: dict[str, Any]) -> Optimizer:
@@ -114,12 +114,12 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return the d with the largest ⟨v, d⟩ in the unit ball of a norm, and this product: v's dual norm.
 
     Args:
-        norm: "max": the norm of w is the largest |w_i|; d = sign(v), and the dual norm is Σ|v_i|.
+        norm: "max": the largest absolute entry. Then d = sign(v), and the dual norm is Σ|v_i|.
             "spectral": the largest singular value of all parameter tensors, each taken as a matrix, as in
-            Muon; a vector is a matrix of one row. d is UVᵀ for each matrix USVᵀ of v, and the dual norm is
-            the sum of all singular values.
-            "block": the sum of the parameter tensors' Euclidean norms. d is 0 except in the tensor of v with
-            the largest norm, where d is this tensor divided by its norm; the dual norm is that norm.
+            Muon; a vector is a matrix of one row. Then d is UVᵀ for each matrix USVᵀ of v, and the dual norm
+            is the sum of all singular values.
+            "block": the sum of the parameter tensors' Euclidean norms. Then d is 0 except in the tensor of v
+            with the largest norm, where d is this tensor divided by its norm. The dual norm is this norm.
         layout: the layout of the parameter tensors in a row of ``v``.
         v: (n, P), a vector for each of n learners.
 
@@ -136,7 +136,7 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
     if norm == "block":
         largest, slot_indices = slot_norms(layout, v).max(1)
         for row, slot_index in enumerate(slot_indices.tolist()):
-            columns = layout.slots[slot_index].place
+            columns = layout.slots[slot_index].place  # d is 0 there if v is 0, not NaN
             d[row, columns] = v[row, columns] / largest[row].clamp(min=torch.finfo(v.dtype).tiny)
         return d, largest
     dual = torch.zeros_like(v[:, 0])
@@ -443,7 +443,7 @@ class TorchOptimizer(Optimizer):
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         state = {key: tensor.clone() for key, tensor in self.state.items()}
         has_state = bool(state[UPDATES].any())
-        if not has_state:  # torch's class makes its own initial state in its first step
+        if not has_state:  # PyTorch's optimizer makes its own initial state in its first step
             self._optimizer = self._build(self._parameters)
         optimizer = self._optimizer
         self._copies.copy_(points)  # the parameters are views of these copies
@@ -454,8 +454,8 @@ class TorchOptimizer(Optimizer):
         for key, shapes in self._shapes.items():
             for j, row in enumerate(state[key]):
                 parts = row.split([shape.numel() for shape in shapes.values()])
-                for (slot, shape), part in zip(shapes.items(), parts, strict=True):
-                    views[j * per_learner + slot][key] = part.view(shape)
+                for (index, shape), part in zip(shapes.items(), parts, strict=True):
+                    views[j * per_learner + index][key] = part.view(shape)
         for parameter, gradient, view in zip(self._parameters, self._tensors(gradients), views, strict=True):
             parameter.grad = gradient
             if has_state:

@@ -88,8 +88,8 @@ class Observer:
             monitor_table = table_of(Monitor, values, "monitor.")
             _check_can_be_drawn("monitor.samples", monitor_table.samples, self.train)
             self.monitor = self._make_monitoring(monitor_table, seed, batch * ranks, optimizer)
-        # How many samples the batch has on which a sample's loss depends; 0: the loss depends on the sample
-        # only, or on the batch in which the data come.
+        # With BatchNorm, a sample's loss depends on its batch. This is the batch's size, or 0 if the samples
+        # already come in batches.
         batch_of_loss = batch if uses_batchnorm and self.train.indexed else 0
         self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, batch_of_loss)
 

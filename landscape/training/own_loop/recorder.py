@@ -283,7 +283,7 @@ class Recorder:
         if self._records_nothing:
             return contextlib.nullcontext()
         if self._closed:
-            raise InputError("step: the recorder is closed; call step before close")
+            raise InputError("step: the recorder is closed; call step() before close()")
         if self._phase != IDLE:
             raise InputError("step: each call needs a statement: with recorder.step(): optimizer.step()")
         self._phase = ASKED
@@ -393,7 +393,7 @@ class Recorder:
 
         Args:
             unit: the unit of all values; default: the column's unit, or "1" for a new column.
-            values: numbers by name. A tensor is read at once: the call waits for the GPU.
+            values: numbers by name. A tensor is read immediately, so the call waits for the GPU.
 
         Raises:
             InputError: for a name that is not allowed, such as that of a column which the recorder itself
@@ -411,7 +411,7 @@ class Recorder:
         if self._records_nothing:
             return
         if self._closed:
-            raise InputError("log: the recorder is closed; call log before close")
+            raise InputError("log: the recorder is closed; call log() before close()")
         numbers = {name: as_float(name, value) for name, value in values.items()}
         units = self._history.units
         for name in numbers:

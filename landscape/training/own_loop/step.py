@@ -81,7 +81,7 @@ class Stepper:
         """
         if self.begun:
             return
-        # The wrapper has a group of size 1 if torch.distributed had no process group when it was made.
+        # The group has size 1 if torch.distributed had no process group when the wrapper was made.
         if self.group.size == 1 and loop.has_group() and dist.get_world_size() > 1:
             raise InputError("model: it was made before the process group; call init_process_group first")
         with self._without_grad_and_autocast():
@@ -236,7 +236,7 @@ class LearnerGradients:
 
 
 def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) -> None:
-    """Write a checkpoint of all learners to ``path``: rank 0 receives the other learners' rows, and writes.
+    """Write a checkpoint of all learners to ``path``; rank 0 collects the learners' tensors for the file.
 
     Args:
         algorithm: the name of the rule and its options.
@@ -280,7 +280,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         if comm.rank > 0:
             for tensor in checkpoint.stacked().values():
                 comm.send_rows(tensor)
-        else:  # even with a full disk, save() receives all rows before it raises an error
+        else:  # save() receives all tensors even if the disk is full, so that no sender waits
             checkpoint.save(path, comm.learners, comm.rows)
 
 
@@ -302,7 +302,7 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     """Restore weights, buffers, and the states of optimizer and rule from a file of :func:`save`.
 
     Args:
-        algorithm: the name of the present rule and its options, which must be those of the file.
+        algorithm: the name of the rule and its options, which must be those of the file.
 
     Raises:
         OperationError: for a file that cannot be read, or that does not fit the model.

@@ -318,7 +318,7 @@ class Recipe:
 def read(
     recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
 ) -> Recipe:
-    """Return the recipe with the built-in name, or in the TOML file, ``recipe``, changed by ``settings``.
+    """Return the recipe of a built-in name or of a TOML file, changed by ``settings``.
 
     The arguments are as for :meth:`Recipe.read`, except ``settings``: dotted key -> value, or texts
     "KEY=VALUE" as for the commands; the text "~KEY" removes a key.

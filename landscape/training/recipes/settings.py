@@ -208,7 +208,7 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
     """Return the settings of a :class:`.Recipe` that have no effect, except default values.
 
     Returns:
-        Key -> (value, in words the conditions for an effect that are not met).
+        Key -> (value, the conditions for an effect that the recipe does not meet, in words).
     """
     schedule, monitor, rule = recipe.schedule, recipe.monitor, recipe.rule()
     run_optimizer = optimizer.make(*recipe.part("optimizer"))
@@ -220,7 +220,7 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
     follows_gradient = run_optimizer.direction_is_gradient and any(
         rule.follows_mean_direction(step) for step in range(1, 100)
     )
-    # A condition may name, besides the keys of its table, these numbers and these terms, which hold if true.
+    # Besides the keys of its table, a condition may name these numbers and facts; a fact holds if it is true.
     facts = {
         "learners": recipe.learners,
         "steps": recipe.steps,

@@ -353,7 +353,7 @@ def train_runs(
     If there is only one run, or only one process in the pool, the runs are made in this process.
 
     Args:
-        ended: called with each run that ends.
+        ended: called with each run that ends, and with its time.
         progress: called with the completed share of the present run (0 to 1), only for runs in this process.
         pool, device, data_dir: the processes, the device, and the folder of data sets.
         until: as for :func:`train_one`.
@@ -372,7 +372,7 @@ def train_runs(
     common_arguments = [device, None if data_dir is None else os.fspath(data_dir), until]
     jobs = [[run.recipe.to_toml(), os.fspath(run.folder), *common_arguments] for run in runs]
     try:
-        pool.run(f"{__name__}:_train_job", jobs, lambda number, seconds: ended(runs[number], seconds))
+        pool.run(f"{__name__}:_train_job", jobs, lambda index, seconds: ended(runs[index], seconds))
     except children.JobError as error:
         raise OperationError(f"{runs[error.number].folder}: {error}") from error
 
@@ -436,8 +436,8 @@ def train(
         recipe: a name (see :func:`landscape.recipes`), the path of a TOML file, or a
             :class:`landscape.Recipe`. None, only with ``resume``: the recipe of the folder's run.
         folder: the folder for last.h5, step-NNNNNNN.h5 and recipe.toml; default: runs/NAME-seedN.
-        resume: whether to resume from last.h5, with bit-identical results; without last.h5 the run starts at
-            step 0. The recipe must equal the run's, except for ``scalars`` and a larger ``steps``.
+        resume: whether to resume from last.h5, with the same numbers as without a stop; without last.h5 the
+            run starts at step 0. The recipe must be the run's, except for ``scalars`` and a larger ``steps``.
         force: whether to delete the files of a run that the folder already holds; other files stay.
         nproc: the number of processes that share the learners. If there are several, each writes
             logs/rank-R.log, and ``message`` and ``progress`` are not called.
@@ -455,8 +455,8 @@ def train(
 
     Raises:
         InputError: a recipe, setting or option that is not allowed.
-        OperationError: a folder in use, with another run, or that cannot be written or resumed; missing data;
-            a lost process.
+        OperationError: a folder that is in use, holds another run, or cannot be written or resumed; missing
+            data; a lost process.
 
     Example:
         >>> import tempfile
@@ -465,22 +465,22 @@ def train(
         >>> run.step, run.algorithm, run.path.name
         (5, 'dpsgd', 'last.h5')
     """
-    chosen = chosen_recipe(recipe, settings, allow_code)
+    run_recipe = chosen_recipe(recipe, settings, allow_code)
     if folder is None:
-        if chosen is None:
+        if run_recipe is None:
             raise InputError("recipe: missing; give one, or the folder of a run to resume")
-        folder = default_folder(chosen)
+        folder = default_folder(run_recipe)
     options: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     options["allow_code"] = allow_code
     # A complete run needs no processes: launch() returns its last checkpoint.
-    if (nproc != 1 or max_restarts) and (force or not is_complete(chosen, Path(folder))):
-        return in_processes(chosen, Path(folder), nproc, max_restarts, timeout, **options)
-    show = taken(progress)
+    if (nproc != 1 or max_restarts) and (force or not is_complete(run_recipe, Path(folder))):
+        return in_processes(run_recipe, Path(folder), nproc, max_restarts, timeout, **options)
+    show_progress = taken(progress)
     hooks = Hooks(message=message or (lambda line: None))
-    hooks.step = lambda done, total: show(done / total)
-    end = launch(chosen, folder, hooks=hooks, **options)
-    end.path = Path(folder) / "last.h5"
-    return end
+    hooks.step = lambda done, total: show_progress(done / total)
+    checkpoint = launch(run_recipe, folder, hooks=hooks, **options)
+    checkpoint.path = Path(folder) / "last.h5"
+    return checkpoint
 
 
 def in_processes(

@@ -153,7 +153,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         where: the name of the option that contains ``spec``; messages begin with this name.
 
     Raises:
-        InputError: an unknown form, or a number of learners that the topology does not allow.
+        InputError: an unknown form, or a value or a number of learners that the topology does not allow.
     """
     match = re.fullmatch(r"(?P<name>[^()]+)(\((?P<values>.+)\))?", spec.replace(" ", ""))
     name, values_text = "", ""
@@ -175,7 +175,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         values = []
         for parameter, text in zip(parameters, texts, strict=False):  # the last parameters may have defaults
             values.append(_parsed_value(parameter.name, text, hints.get(parameter.name, Any)))
-        cycle = [_checked_matrix(m, n, (1, 0), _ROUNDING) for m in topology(n, *values)]
+        cycle = [_checked_matrix(m, n, axes=(1, 0), tolerance=_ROUNDING) for m in topology(n, *values)]
         if not cycle and topology is not random_matching:
             raise InputError("it must return at least one matrix")
     except LandscapeError as reason:
@@ -519,9 +519,9 @@ def topologies(
     properties: dict[str, Properties] = {}
     graphs: dict[str, list[Array]] = {}
     specs = default_mixings() if mixings is None else [*mixings]
-    report = taken(progress)
+    show_progress = taken(progress)
     for done, spec in enumerate(specs):
-        report(done / len(specs))
+        show_progress(done / len(specs))
         try:
             mixing = Mixing(spec, learners, seed=0, where="mixings")
         except InputError:

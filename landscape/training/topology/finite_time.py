@@ -108,7 +108,7 @@ def _simple_base(n: int, k: int) -> list[Array]:
     mean over each piece, and the mean over the later groups, is the mean over the group and the later groups.
     Last, the learners of each piece average.
     """
-    if _smooth_part(n, k) == n:
+    if _smooth_part(n, k) == n:  # no prime factor of n is above k + 1
         return _cubes(n, k)
     groups: list[tuple[int, int]] = []  # number of pieces a, learners in a piece (k + 1)^p
     for p in reversed(range(_digits(n, k + 1))):
