@@ -23,30 +23,28 @@ except ImportError as error:
 class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any, where it is not installed
     """Records a training of Hugging Face's Trainer as :class:`landscape.Recorder` records a loop.
 
-    A step is one of the optimizer, the Trainer's global step: with gradient accumulation, clipping and mixed
-    precision as the Trainer makes it. Under DDP rank 0 records, while the other ranks wait for it at their
-    next exchange. ``trainer.train(resume_from_checkpoint=…)`` resumes the run in the folder, too, from
-    the checkpoint's step. The Trainer's logged loss becomes the column ``loss``.
+    A step is one of the optimizer, the Trainer's global step, with gradient accumulation, clipping and mixed
+    precision. Under DDP rank 0 records, and the other ranks wait for it at their next exchange.
+    ``trainer.train(resume_from_checkpoint=…)`` also resumes the run in the folder, from the checkpoint's
+    step. The Trainer's logged loss becomes the column ``loss``.
 
     Args:
         folder: where the files go.
-        loss: ``loss(outputs, labels)``, a mean. Default: the model's own, which the Trainer trains unless it
-            smooths labels or has a loss of its own: a mean over the tokens of the whole data. Where the
-            Trainer divides the sum over a step's tokens by another number (of GPT-2 by all labels, the first
-            of a sequence included), α_e is less than lr by that. What a ``compute_loss`` adds to the model's
-            own loss is not known here.
-        data: the training set, as the recorder takes it. Default: the Trainer's, through its collator.
+        loss: ``loss(outputs, labels)``, a mean. Default: the model's own loss, a mean over all tokens of the
+            data, without anything that a ``compute_loss`` adds. If the Trainer divides the sum over a step's
+            tokens by another number (for GPT-2 by that of all labels, even the first of a sequence), α_e is
+            smaller than lr by this factor.
+        data: the training set, as the recorder takes it; default: the Trainer's, through its collator.
         test: data of the same kind, or a data set, for the test loss.
         settings: ``every``, ``samples``, ``sharpness``, ``monitor``, ``save_every``, ``batch``, ``resume``,
             ``scalars``, ``seed``, ``terms`` and ``randomness`` of the recorder. With ``samples`` the whole
             training set is collated at once.
 
     Raises:
-        InputError: for a setting that is not the recorder's, or not allowed; in training for what the
-            recorder refuses, label smoothing or a loss of the Trainer's without ``loss``, a data set without
-            a length or with a random collator (such as of masked words), and optimizers that step in the
-            backward pass.
-        OperationError: in training, for a folder that the recorder refuses.
+        InputError: a setting that the recorder does not have or allow; in training, what the recorder
+            refuses; without ``loss``, label smoothing or a loss of the Trainer's own; a data set without a
+            length or with a random collator (of masked words); optimizers that step in the backward pass.
+        OperationError: in training, a folder that the recorder refuses.
 
     Example::
 

@@ -26,51 +26,46 @@ class DecentralizedDataParallel(nn.Module):
     """One learner of decentralized SGD in a user's training loop, with any ``torch.optim`` optimizer.
 
     It is used like ``torch.nn.parallel.DistributedDataParallel``: one process per learner, started by
-    torchrun, in the default process group of torch.distributed. The rules and their numbers are those of
-    ``landscape train``. Learner j steps by the displacement that its optimizer makes: DPSGD in AWC order is
-    w_j ← Σ_k M_jk w_k + (the displacement of w_j by ``optimizer.step()``; DPSGD-2020, Eq. 2). When
-    ``optimizer.step()`` returns, all exchanges are complete, and the parameters are w_j(t+1) (w_a(t+1) with
-    ``ssgd``, as under DistributedDataParallel). Exchanges that do not depend on the gradient run during the
+    torchrun, in the default process group of torch.distributed; a single process without a group is one
+    learner. The rules and their numbers are those of ``landscape train``. DPSGD in AWC order (DPSGD-2020,
+    Eq. 2) is w_j ← Σ_k M_jk w_k + d_j, where d_j is the displacement that learner j's optimizer makes. When
+    ``optimizer.step()`` returns, all exchanges are complete, and the parameters are w_j(t+1) (with ``ssgd``
+    w_a(t+1), as under DistributedDataParallel). Exchanges that do not depend on the gradient run during the
     forward and the backward pass.
 
-    All processes must make the same number of steps. If a process is lost, the others end with
-    :class:`.LostProcessError`, at once or within the timeout of the process group. Changes of gradients
+    All processes must make the same number of steps. If one is lost, the others end with
+    :class:`.LostProcessError`, immediately or within the timeout of the process group. Changes of gradients
     before the step, such as clipping, apply to the learner's own gradient. In a step that a GradScaler skips,
     the learner has no gradient, and exchanges weights as in any other step. A parameter whose gradient is
     None is mixed without a displacement. In a synchronous step (all of ssgd, the first ``start`` steps of
-    local-sgd) ``optimizer.step()`` averages gradients, or, with ``torch.optim.SGD``, the weights after the
-    step, with the same result.
+    local-sgd) ``optimizer.step()`` averages gradients or, with the same result, ``torch.optim.SGD``'s
+    weights after the step.
 
-    The trainable parameters stay the same objects; their memory becomes part of one contiguous tensor. They
-    must have one precision and one device, and must not be replaced, reshaped or moved later. In addition the
-    wrapper needs memory for P numbers (3 P for dpsgd), and for P numbers of each learner received. Keys of
-    ``state_dict`` are ``module.NAME``, as DistributedDataParallel's, and ``_extra_state`` for the algorithm;
-    each process saves and loads its own, between steps.
+    The trainable parameters stay the same objects, now in one contiguous tensor. They must have one precision
+    and one device, and must not be replaced, reshaped or moved later. The wrapper needs memory for P further
+    numbers (3 P for dpsgd), and P for each learner received. Keys of ``state_dict`` are ``module.NAME`` and,
+    for the algorithm, ``_extra_state``; each process saves and loads its own, between steps.
 
     Args:
         model: any module; rank 0's parameters and buffers are copied to the other ranks.
-        optimizer: the optimizer of all trainable parameters of the model. Each learner has its own state of
-            the optimizer. An optimizer that needs a closure, such as LBFGS, is refused.
-        algorithm: an update rule of ``landscape train`` by name, such as ``dpsgd``, or a plugin's. The delay
+        optimizer: the optimizer of all trainable parameters, with its own state in each learner. One that
+            needs a closure, such as LBFGS, is refused.
+        algorithm: an update rule of ``landscape train`` or of a plugin, by name, such as ``dpsgd``. The delay
             of async-sgd is simulated.
         average_buffers: whether to average the module's floating-point buffers, such as BatchNorm's running
-            statistics, over the learners after each step. By default each learner has its own, as in
-            ``landscape train``.
-        peak_lr: α_0 of dsgd-ac; default: the optimizer's present learning rate, or the initial rate of a
-            scheduler.
+            statistics, over the learners after each step; otherwise each learner has its own.
+        peak_lr: α_0 of dsgd-ac; default: the optimizer's learning rate, or a scheduler's initial rate.
         seed: the seed of the rule's random numbers, such as random matchings.
-        options: options of the algorithm, as in recipes: ``mixing="ring(1)"``, ``order="atc"``,
-            ``period=8``. Defaults are those of ``landscape train``: for dpsgd ``mixing="full"``,
-            ``order="awc"``.
+        options: options of the algorithm, as in recipes, such as ``period=8``; defaults are those of
+            ``landscape train``: for dpsgd ``mixing="full"``, ``order="awc"``.
 
     Attributes:
         module: the user's model.
         steps: the number of steps made.
 
     Raises:
-        InputError: for an argument, a model or an optimizer that is not allowed, or that is not the same on
-            all processes; for several processes (WORLD_SIZE) without a process group. In one process without
-            a group there is one learner.
+        InputError: an argument, model or optimizer that is not allowed or differs between processes; several
+            processes (WORLD_SIZE) without a process group.
 
     Example:
         >>> import torch, landscape

@@ -45,61 +45,56 @@ LARGE_SHARE, LONG = 0.5, 10.0
 
 
 class Recorder:
-    """Records any training loop: decomposed steps, losses, and weights along the way.
+    """Records any training loop: decomposed steps, losses and weights.
 
-    Every ``every``-th step is decomposed, for any optimizer (DPSGD-2020, Eq. 3). d is the
-    change of the weights w, g = ∇L(w) is the gradient before the step, α_e = −⟨d, g⟩/‖g‖² and
-    Δ = ‖d + α_e g‖², so that α_e²‖g‖² + Δ = ‖d‖². The files step-NNNNNNN.h5 and last.h5 in ``folder`` are
-    checkpoints with one learner. Every command accepts these files: ``landscape contour FOLDER --model
-    MODULE:NAME --data MODULE:NAME``. The files name the model's class and run no code. Other steps only
-    advance a counter; a decomposed step costs a gradient over the data.
+    Every ``every``-th step is decomposed, for any optimizer (DPSGD-2020, Eq. 3): d is the change of the
+    weights w, g = ∇L(w) the gradient before the step, α_e = −⟨d, g⟩/‖g‖² and Δ = ‖d + α_e g‖², so that
+    α_e²‖g‖² + Δ = ‖d‖². This costs a gradient over the data; other steps only advance a counter. The files
+    step-NNNNNNN.h5 and last.h5 in ``folder`` are checkpoints with one learner, which name the model's class
+    and run no code. Every command takes them, with ``--model MODULE:NAME --data MODULE:NAME``.
 
-    The recorder leaves the loop as it is: the random numbers, the gradients and the training mode of the
-    model. Under DistributedDataParallel rank 0 records, while the other ranks wait for rank 0 at their next
-    exchange. Where a model is divided among ranks (:class:`landscape.ShardedProblem`) all ranks measure, make
-    the same calls, and close the recorder; rank 0 writes, and gathers the weights in its CPU's memory.
+    The recorder does not change the loop's random numbers, gradients or training mode. Under
+    DistributedDataParallel rank 0 records, and the other ranks wait for it at their next exchange. If a model
+    is divided among ranks (:class:`landscape.ShardedProblem`), all ranks measure, make the same calls, and
+    close the recorder; rank 0 gathers the weights in CPU memory and writes them.
 
     Args:
         folder: where the files go; a missing folder is made.
-        model: the module that is trained; inside DistributedDataParallel, DataParallel and torch.compile the
-            wrapped module is meant. θ are the P trainable parameters; each file also has frozen parameters
-            and buffers.
-        loss, terms, randomness: as :class:`landscape.Problem` takes them: ``loss(outputs, targets)``, a mean,
-            or None; ``terms(targets)``, where samples contribute unequally to the mean; and what to do with
-            random numbers in eval mode.
-        data: the training set, as :class:`landscape.Problem` takes it: g is the gradient of its mean loss,
-            in eval mode (but see ``batch``), so that dropout and augmentation count as noise.
-        every: the number of steps from one decomposed step to the next; 0: none (50 is our choice). For a
-            large training set give ``samples``, too: on MNIST in minibatches of 128, exact g takes the time
-            of 360 steps of a small network, and g from 1,024 samples that of 15.
-        test: test data in the form of ``data``. Their loss, and accuracy if they have classes, are evaluated
+        model: the trained module, also inside DistributedDataParallel, DataParallel or torch.compile. θ are
+            its P trainable parameters; files also have its frozen parameters and buffers.
+        loss, terms, randomness: as for :class:`landscape.Problem`: ``loss(outputs, targets)``, a mean, or
+            None; ``terms(targets)``, if samples count unequally; how to treat random numbers in eval mode.
+        data: the training set, as for :class:`landscape.Problem`. g is the gradient of its mean loss in eval
+            mode (but see ``batch``), so that dropout and augmentation count as noise.
+        every: decompose a step every this many steps (50 is our choice); 0: never. On MNIST in minibatches of
+            128, exact g takes the time of 360 steps of a small network; with ``samples=1024``, that of 15.
+        test: test data in the form of ``data``. Their loss, and accuracy if they have classes, are computed
             at the start, after each decomposed step, and at the end.
-        optimizer: the optimizer that makes the steps, for the columns lr and lr·λ_max and ``landscape
+        optimizer: the optimizer that makes the steps, for the columns lr and lr·λ_max and for ``landscape
             stability``; lr is NaN if its parameter groups have different rates.
-        samples: the number of samples from which g is estimated, drawn anew each time, with standard errors;
-            a multiple of 16. 0: g is exact, from all samples.
-        sharpness: every how many steps λ_max is measured; 0: never. λ_max is that of 2,000 fixed samples of
-            the training set (of all, where data comes in batches, or the model is divided among ranks).
+        samples: estimate g, with standard errors, from this many samples, drawn anew each time (a multiple of
+            16); 0: g is exact, from all samples.
+        sharpness: measure λ_max every this many steps; 0: never. It is that of 2,000 fixed training samples,
+            or of all if the data come in batches or the model is divided among ranks.
         monitor: further measurements, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
-        save_every: every how many steps step-NNNNNNN.h5 is written; 0: only at the end. 500 is the trainer's.
-        batch: samples in a minibatch of one process. Most instruments need this number, and BatchNorm: g then
-            has the statistics of such batches, cut once at random. Data in batches keep their own batches.
-        resume: resume the run in ``folder``, or begin a run in an empty folder. True: from the run's last
-            file. A number: from this step, where the loop's own checkpoint was made; records of later steps
-            are deleted. The loop itself loads its weights.
+        save_every: write step-NNNNNNN.h5 every this many steps (500 as in the trainer); 0: only at the end.
+        batch: samples in a minibatch of one process, for most instruments and for BatchNorm: g then has the
+            statistics of such batches, cut once at random. Data in batches keep their own batches.
+        resume: resume the run in ``folder``, or begin one in an empty folder. True: from the run's last file.
+            A number: from this step, of the loop's own checkpoint; later records are deleted. The loop itself
+            loads its weights.
         scalars: "tensorboard", "wandb" or "trackio", or a list of such names: further places for the numbers.
         seed: the seed of the samples.
-        metrics: as :class:`landscape.Problem` takes them, of ``test``: columns test_NAME beside test_loss.
+        metrics: as for :class:`landscape.Problem`, of ``test``: columns test_NAME beside test_loss.
 
     Attributes:
         steps: how many steps have been made.
 
     Raises:
-        InputError: for an argument that is not allowed, and for a model, a loss or data that
-            :class:`landscape.Problem` refuses, in one line; in :meth:`step`, for parameters that are no
-            longer those of the start.
-        OperationError: for a folder that has a run, that another process writes or that cannot be written;
-            for a package for ``scalars`` that is not installed.
+        InputError: an argument that is not allowed, or a model, loss or data that :class:`landscape.Problem`
+            refuses; in :meth:`step`, parameters that are no longer those of the start.
+        OperationError: a folder that has a run, that another process writes or that cannot be written; a
+            package for ``scalars`` that is not installed.
 
     Example:
         >>> import tempfile, torch, landscape
