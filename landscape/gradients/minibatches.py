@@ -140,7 +140,7 @@ def draws(
         draws_in_pass = max(1, min(most, PASS_BYTES // draw_bytes))
         indices = torch.stack([draw_indices() for _ in range(draws_in_pass)])  # (draws, learners, batch)
         collected = _read_samples(data, indices.flatten(), samples)
-        for rows in torch.arange(indices.numel()).view(indices.shape):  # of the collected samples
+        for rows in torch.arange(indices.numel()).view(indices.shape):  # indices in ``collected``
             yield data.place(take(collected, rows))
 
 

@@ -155,20 +155,16 @@ def parse_value(written: str) -> Any:
 # Settings without effect, which a new recipe may not have.
 
 # Facts about the run that ``needs`` of tables, rules and optimizers may name in addition to options.
-CHANGES, SPLITS = "a rate that changes", "steps along the mean gradient"
-
-
-STATE, READ = "an optimizer with a state", "an instrument that reads it"
-
-
-OTHER = "an optimizer other than plain SGD"
+RATE_CHANGES, ALONG_GRADIENT = "a rate that changes", "steps along the mean gradient"
+HAS_STATE, IS_READ = "an optimizer with a state", "an instrument that reads it"
+NOT_PLAIN_SGD = "an optimizer other than plain SGD"
 
 
 #: The needs of the tables without a name.
 NEEDS: dict[str, dict[str, str]] = {
-    "schedule": {"unit": CHANGES, "factor": "milestones", "milestones": "factor != 1"},
-    "decompose": {"samples": "every > 0", "split": f"every > 0 and {SPLITS}"},
-    "monitor": {"every": "instruments", **dict.fromkeys(("samples", "k", "draws", "rho", "window"), READ)},
+    "schedule": {"unit": RATE_CHANGES, "factor": "milestones", "milestones": "factor != 1"},
+    "decompose": {"samples": "every > 0", "split": f"every > 0 and {ALONG_GRADIENT}"},
+    "monitor": {"every": "instruments", **dict.fromkeys(("samples", "k", "draws", "rho", "window"), IS_READ)},
 }
 
 
@@ -224,17 +220,17 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
     facts = {
         "learners": recipe.learners,
         "steps": recipe.steps,
-        CHANGES: schedule.warmup or schedule.milestones or schedule.anneal != 1 or schedule.cosine,
-        SPLITS: follows_gradient,
-        STATE: run_optimizer.names,
-        OTHER: run_optimizer.names or not run_optimizer.linear,
+        RATE_CHANGES: schedule.warmup or schedule.milestones or schedule.anneal != 1 or schedule.cosine,
+        ALONG_GRADIENT: follows_gradient,
+        HAS_STATE: run_optimizer.names,
+        NOT_PLAIN_SGD: run_optimizer.names or not run_optimizer.linear,
     }
     settings = {}
     for where, conditions, values, defaults in _tables(recipe):
         for key, condition in conditions.items():
             if values.get(key) == defaults.get(key):
                 continue
-            terms = {**facts, **values, READ: key in keys_of_instruments}
+            terms = {**facts, **values, IS_READ: key in keys_of_instruments}
             unmet = []  # "A and B or C" has two alternatives; for each, the terms that are not true
             for alternative in condition.split(" or "):
                 unmet_terms = [term for term in alternative.split(" and ") if not _is_true(term, terms)]
