@@ -280,7 +280,7 @@ class Recorder:
         if self._closed:
             raise InputError("step: the recorder is closed; call step() before close()")
         if self._phase != IDLE:
-            raise InputError("step: each call needs a statement: with recorder.step(): optimizer.step()")
+            raise InputError("step: the last step is still open; use with recorder.step(): optimizer.step()")
         self._phase = ASKED
         return self._step_context()
 
