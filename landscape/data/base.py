@@ -358,8 +358,8 @@ class Parts:
     Attributes:
         split: the description of the division.
         learner: (N,) int32, the learner of each sample.
-        counts: (n, K) int64, the number of samples by learner and label.
-        labels: (K,) int64, the labels in the set; [0] for samples without labels.
+        counts: (n, labels) int64, the number of samples by learner and label.
+        labels: (labels,) int64, the labels in the set; [0] for samples without labels.
     """
 
     split: Division

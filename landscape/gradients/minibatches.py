@@ -172,10 +172,10 @@ class GradientNoise:
     """tr Σ, ‖g‖² and their ratio, the noise scale.
 
     Attributes:
-        estimates: (replicates,), numbers whose mean is tr Σ/‖g‖² and whose standard error is that of it.
-        trace, trace_error: tr Σ, Σ the covariance of the gradient of one sample, and its standard error.
-        norm2, norm2_error: the same of ‖g‖².
-        covariance: of the two estimates; 0 where one is exact.
+        estimates: (replicates,), numbers whose mean is tr Σ/‖g‖²; their standard error is that of the ratio.
+        trace, trace_error: tr Σ and its standard error, with the covariance Σ of one sample's gradient.
+        norm2, norm2_error: ‖g‖² and its standard error.
+        covariance: the covariance of the estimates of tr Σ and ‖g‖²; 0 if one of them is exact.
     """
 
     estimates: Array

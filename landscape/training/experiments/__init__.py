@@ -287,9 +287,9 @@ class StatePreconditioner:
     """P and its limit, as :func:`landscape.preconditioner` describes them, from states of the optimizer.
 
     Args:
-        recipe: of the run.
-        problem: its problem; LARS takes gradients of it, on minibatches of the run's size.
-        where: what asks for P, for the message.
+        recipe: the run's recipe.
+        problem: the run's problem; LARS takes gradients of it, on minibatches of the run's size.
+        where: the option or instrument that needs P; messages begin with this word.
 
     Raises:
         InputError: for an optimizer without a diagonal preconditioner.

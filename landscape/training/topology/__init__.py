@@ -257,9 +257,9 @@ class Mixing:
 
     Args:
         spec: a topology, or the file of a matrix.
-        learners: n.
-        seed: of random matchings.
-        where: the option whose value ``spec`` is, for messages.
+        learners: the number n of learners.
+        seed: the seed of random matchings.
+        where: the name of the option that contains ``spec``; messages begin with this name.
 
     Raises:
         InputError: for a spec or matrix that is not allowed with n learners.
