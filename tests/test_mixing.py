@@ -182,7 +182,7 @@ def test_topologies_as_graphs(tmp_path: Path) -> None:
     assert "step 3 of 3" in (tmp_path / "t.svg").read_text()
     with pytest.raises(InputError, match="picture: .*t.gif"):
         landscape.topologies(["full"], picture=tmp_path / "t.gif")
-    with pytest.raises(InputError, match="mixings: none is not allowed with picture"):
+    with pytest.raises(InputError, match="mixings: there must be at least one"):
         landscape.topologies([], picture=tmp_path / "t.png")
 
 
