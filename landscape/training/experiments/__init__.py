@@ -370,7 +370,7 @@ def stability(
 
     Args:
         problem: the loss; or a run.
-        delays: the delays τ in steps; default: 0, and for a run with a delay also 1, 3, 7, 31 and its delay.
+        delays: gradient delays τ (steps); default: 0; for a run with a delay also 1, 3, 7, 31 and its own.
         momentum: m of ordinary and of shifted momentum; 0.9 is usual.
         lr: the learning rate η, for the picture of ηλ_max; default: the run's.
         own_limit, own_delay: the largest stable ηλ of the run's update rule, and its delay in steps; default:
