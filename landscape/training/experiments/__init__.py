@@ -77,13 +77,11 @@ def critical_batch(
 ) -> CriticalBatch:
     """Find the critical batch by branched training (Merrill et al. 2025, arXiv 2505.23971).
 
-    Up to the critical batch, training on a given number of samples reaches the same loss as with the smallest
-    batch. Branches start at a checkpoint, with the states of its optimizer and update rule. All branches
-    train on equally many samples, with different batches. Above the critical batch, the final training loss
-    is more than 1 + ``loss_tol`` times the loss with the smallest batch. Unlike
-    :func:`landscape.noise_scale`, this method needs no assumption on the Hessian. Ours, not the paper's: the
-    loss is that of the mean weights w_a on the whole training set, each batch has several branches, and the
-    critical batch is interpolated.
+    Branches start at a checkpoint, with the states of its optimizer and update rule. All branches train on
+    equally many samples, with different batches. Above the critical batch, the final training loss is more
+    than 1 + ``loss_tol`` times the loss with the smallest batch. Unlike :func:`landscape.noise_scale`, this
+    method needs no assumption on the Hessian. Ours, not the paper's: the loss is that of the mean weights w_a
+    on the whole training set, each batch has several branches, and the critical batch is interpolated.
 
     Args:
         run: a checkpoint of ``landscape train``; within a branch its learning rate stays constant.
@@ -102,7 +100,7 @@ def critical_batch(
         The loss of each branch, and the critical batch with its standard error.
 
     Raises:
-        InputError: no checkpoint, fewer than two factors, too few samples, or a batch that cannot be shared.
+        InputError: no checkpoint, under two factors, too few samples, or a batch that learners cannot share.
         OperationError: the run has no recipe, its recipe names code, or the run diverged.
 
     Example:
