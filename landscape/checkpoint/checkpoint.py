@@ -209,32 +209,28 @@ class Checkpoint(Shown):
     ) -> Problem:
         """Return the run's model and data as a :class:`landscape.Problem`, centered on w_a or on one learner.
 
-        One learner has its own buffers. The mean w_a has the mean of the learners' buffers, or for integers
-        the buffers of learner 0. The BatchNorm statistics of w_a are estimated at w_a, because the learners'
-        statistics belong to other weights. The run records this estimate; if it did not, this method makes
-        the estimate on the whole training set.
+        With w_a, the buffers are the means of the learners' buffers; integer buffers are those of learner 0.
+        BatchNorm's statistics at w_a are those that the run recorded; if it recorded none, they are estimated
+        on the training set. Model, data and loss may also be names "MODULE:NAME".
 
         Args:
             split: "train" (the default) or "test".
-            learner: "mean", or a learner's number.
-            model: a model in place of the built-in one, required if the checkpoint's model is the user's
-                code. It gets the checkpoint's weights and buffers. Model, data and loss may also be names
-                "MODULE:NAME", as in the commands' options.
-            data: data in place of the built-in data set: a :class:`landscape.data.Dataset`, a dict of the
-                splits "train" and "test", or one split for both. A split is data as for
-                :class:`landscape.Problem`.
+            learner: "mean" for w_a, or a learner's number.
+            model: a model in place of the run's model. It gets the run's weights and buffers.
+            data: data in place of the run's data set: a :class:`landscape.data.Dataset`, a dict of the splits
+                "train" and "test", or one split for both. A split is data as for :class:`landscape.Problem`.
             loss: "data" for the data set's loss, or another loss as for :class:`landscape.Problem`.
             data_dir: the folder with the data sets that are not bundled.
             device, dtype, randomness, metrics: as for :class:`landscape.Problem`.
-            samples: the number of samples of the split to use, the same samples in each call; default: all.
+            samples: the number of samples to use, the same samples in each call; default: all of the split.
 
         Returns:
             The problem; it shares no memory with the checkpoint.
 
         Raises:
             InputError: a split or a learner that does not exist, or more samples than the split has.
-            OperationError: data that is missing or differs from the run's data; weights that are not finite
-                or do not fit the model.
+            OperationError: a model or data that is missing, data that differs from the run's data, or weights
+                that are NaN, infinite or do not fit the model.
 
         Example:
             >>> data, loss = (torch.randn(9, 3), torch.randint(2, (9,))), torch.nn.functional.cross_entropy
@@ -278,7 +274,7 @@ class Checkpoint(Shown):
         """Return the problem for complete arguments of :meth:`problem`; Problem takes the ``options``."""
         check_learner(learner, self.learners)
         where = str(self.path or "checkpoint")
-        # "mean" is the only text that check_learner accepts.
+        # The only string that check_learner accepts is "mean".
         center = self.mean if isinstance(learner, str) else self.weights[learner]
         if not bool(torch.isfinite(center).all()):
             raise OperationError(f"{where}: its weights are NaN or infinite, all must be finite")
@@ -290,11 +286,11 @@ class Checkpoint(Shown):
                 hint = text_of(data_name, self.data["options"])
             raise OperationError(f"{where}: its {reason}", give={"data": hint})
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
-        # A buffer has a row for each learner.
+        # A stored buffer has a row for each learner.
         buffer_of_rows = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         network = self._network(where, model)
         set_tensors(network, {name: buffer_of_rows(rows) for name, rows in self.buffers.items()}, where)
-        criterion = dataset.loss if isinstance(loss, str) else loss  # "data" is the only text
+        criterion = dataset.loss if isinstance(loss, str) else loss  # the only string is "data"
 
         def problem_on(split: str) -> Problem:
             return Problem(network, criterion, dataset.split(split), weights=center, **options)
@@ -302,7 +298,7 @@ class Checkpoint(Shown):
         if learner == "mean" and self.mean_buffers:
             set_tensors(network, self.mean_buffers, where)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
-            # The learners' statistics belong to other weights than their mean.
+            # The learners' statistics belong to their own weights, not to the mean weights.
             set_tensors(network, problem_on("train").batchnorm_statistics())
         problem = problem_on(split)
         if samples is not None and samples > problem.samples:
@@ -438,10 +434,9 @@ class Checkpoint(Shown):
 
         Args:
             path: the file.
-            learners: a function that returns, for n learners, the slice of learners to read, such as the
-                learners of one process; None: all learners.
-            whole_history: whether to read the rows of the history that a step file lacks from the other
-                files of its folder.
+            learners: a function that takes n, the number of learners in the file, and returns the slice of
+                learners to read; default: all.
+            whole_history: whether to complete the history of a step file from the other files in its folder.
 
         Returns:
             The checkpoint.

@@ -115,23 +115,22 @@ def state_in(
     names: Collection[str] = (),
     alone: str = "[…]",
 ) -> dict[str, Any]:
-    """Return the only dict of weights in nested dicts, in which the dicts of optimizers do not count.
+    """Return the only dict of weights in nested dicts. The dicts of optimizers do not count.
 
     Args:
         where: the file, for messages.
         loaded: the nested dicts.
-        message: a function that receives a line with the keys of the dict.
-        names: names of the model's tensors, which decide between several dicts, such as those of a
-            discriminator and a generator.
-        alone: code that saves one of several dicts in a file; the error message has it, with the keys of a
-            dict in place of […].
+        message: a function that receives a line of text with the keys of the dict.
+        names: the names of the model's tensors. They decide between several dicts of weights, such as those
+            of a discriminator and a generator.
+        alone: code for the error message, which saves one of several dicts; […] stands for the dict's keys.
 
     Raises:
         OperationError: there is no dict of weights, or there are several.
     """
     dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_nested_dicts(loaded, (), set()))
     key_paths = [keys for keys, state in dicts.items() if any(_is_weights(t) for t in state.values())]
-    if not key_paths:  # integers or numbers without a dimension serve if there is nothing else
+    if not key_paths:  # then dicts with only integer tensors, or tensors without a dimension, count too
         for keys, state in dicts.items():
             if any(isinstance(value, Tensor) for value in state.values()):
                 key_paths.append(keys)
@@ -143,7 +142,7 @@ def state_in(
         key_paths = with_names or key_paths
     if len(key_paths) > 1:
         # The outermost dict has no keys.
-        titles = ", ".join(repr(".".join(keys)) if keys else "its own" for keys in key_paths)
+        titles = ", ".join(repr(".".join(keys)) if keys else "the outermost" for keys in key_paths)
         first_keys = next(keys for keys in key_paths if keys)
         example = alone.replace("[…]", "".join(f"[{key!r}]" for key in first_keys))
         raise OperationError(f"{where}: holds several states, {titles}; give one alone, as by {example}")
@@ -251,7 +250,7 @@ def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
             innermost, tensor = nested, None
             for key in outer_keys:
                 innermost = innermost.setdefault(str(key), {})
-            if metadata.state:  # empty for a value that is no tensor
+            if metadata.state:  # it is empty for a value that is no tensor
                 dtype, size = metadata.state["properties"].state[0], metadata.state["size"]
                 tensor = torch.empty(size, dtype=dtype, device="meta")
                 if name not in pieces_by_name:

@@ -256,18 +256,18 @@ class ResultFile:
         self.put(result, finished=True)
 
     def once(self, settings: Mapping[str, Any], compute: Callable[[], Iterable[Result]]) -> list[Result]:
-        """Return the results for some settings: from the file, or computed and written to it.
+        """Return the results for some settings; compute and write them if the file does not have them.
 
         Args:
-            settings: all settings of the results, by name: numbers, texts, bools and lists of these.
-            compute: a function that computes the results. It is called if the file does not have them, or
-                was opened with ``replace``.
+            settings: all settings of the results, by name: numbers, strings, bools and lists of these.
+            compute: a function that computes the results. With ``replace`` it is always called.
 
         Returns:
             All results that the file has now.
 
         Raises:
-            OperationError: the file has other results, and was not opened with ``replace``.
+            OperationError: the file is closed, open for reading only, or has results for other settings and
+                was not opened with ``replace``.
 
         Example:
             >>> import tempfile, landscape
@@ -280,14 +280,14 @@ class ResultFile:
             False
         """
         self._check_writable()
-        new_settings = dict(json.loads(json.dumps(settings)))  # as a file returns them, with lists for tuples
+        new_settings = dict(json.loads(json.dumps(settings)))  # as a file returns them: tuples become lists
         if self._entries and not self._replace:
             if not self._settings:
                 raise self._conflict(f"holds a {self[0].schema} with settings that are not known")
             for name in {**new_settings, **self._settings}:
-                before, after = self._settings.get(name), new_settings.get(name)
-                if before != after:
-                    words = f"its {name} is {_word(before)} and not {_word(after)}"
+                stored, wanted = self._settings.get(name), new_settings.get(name)
+                if stored != wanted:
+                    words = f"its {name} is {_word(stored)} and not {_word(wanted)}"
                     raise self._conflict(f"holds another result, {words}")
             return [*self]
         self._entries = [_Entry(result, is_complete=True) for result in compute()]
@@ -341,24 +341,23 @@ class ResultFile:
     def earlier(
         self, kind: type[Result], differs: Callable[[Any], str], source: str, x: Array, y: Array
     ) -> Any:
-        """Return the result that a computation on the grid ``x``, ``y`` resumes; None if there is none.
+        """Return the stored result that a computation resumes; None if there is none.
 
-        Results that were completed since the file was opened, and results of weights in other files than
-        ``source``, are left out.
+        Results that were completed since the file was opened, and results of weights in another file, are
+        left out.
 
         Args:
             kind: the class of the result.
-            differs: a function that returns the difference of a result from the computation, in words; "" if
-                there is none.
+            differs: a function that returns, in words, how a result differs from the computation; "" if not.
             source: the SHA-256 of the file with the weights; "" for weights without a file.
-            x, y: the coordinates of the grid.
+            x, y: the coordinates of the computation's grid.
 
         Returns:
             The result, which becomes the attribute ``resumed``.
 
         Raises:
-            OperationError: the file has other results, has points that the grid does not have, or is open
-                for reading only.
+            OperationError: the file is closed, open for reading only, or has results or points that do not
+                fit the computation and was not opened with ``replace``.
 
         Example:
             >>> import tempfile, landscape
@@ -443,12 +442,11 @@ class ResultFile:
             raise self._conflict(f"{words} {before - after:,} would be lost; {finer}")
 
     def put(self, result: Result, *, finished: bool) -> None:
-        """Write a result in place of the one that the running computation updates, or else after all others.
+        """Write a result in place of the computation's unfinished result, or after all others if none exists.
 
         Args:
             result: a result of the same class as the others in the file.
-            finished: whether the result is complete. While the file is open, :meth:`earlier` does not return
-                a complete result.
+            finished: whether the result is complete. A complete result is not resumed (:meth:`earlier`).
 
         Raises:
             OperationError: as for :meth:`add`.
@@ -510,14 +508,14 @@ def _different_sources(source: str, other_source: str) -> bool:
 def open(
     path: str | Path, mode: Mode = "r", *, replace: bool = False, group: dist.ProcessGroup | None = None
 ) -> ResultFile:
-    """Open a file of results, to read it, or for computations to add results and to resume them.
+    """Open a file of results, to read them, or to let computations add results and resume them.
 
     Args:
         path: the file.
         mode: "r" reads; "a" adds to the file, or makes it; "w" makes a new file, which replaces the old one
             when the first result is written. With "a" and "w" no other process can write the file.
-        replace: whether a computation may replace results that do not fit, and points that its grid does not
-            have, with a warning. If not, a computation that would lose them is refused.
+        replace: True: a computation replaces results and grid points that do not fit it, with a warning;
+            False: it is refused if it would lose them.
         group: a torch.distributed group whose processes all open the file; the first process writes.
 
     Returns:

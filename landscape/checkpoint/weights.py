@@ -68,10 +68,10 @@ def _is_finite(value: Tensor, own: Tensor) -> bool:
 def unwrapped_state(
     where: str | Path, state: Mapping[str, Any], names: set[str], message: states.Message = lambda line: None
 ) -> dict[str, Any]:
-    """Return ``state`` with the model's ``names``, without the prefixes that wrappers add to them.
+    """Return ``state`` without the prefixes that wrappers add to the model's ``names``.
 
-    The model may also be an attribute of the saved module: in Lightning's checkpoints the module has the
-    model as self.net, next to metrics. The attribute's tensors are used if exactly one prefix fits all names.
+    The model may also be an attribute of the saved module, as in Lightning's checkpoints. The tensors of this
+    attribute are returned if exactly one prefix fits all names.
     """
     state = dict(state)
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
@@ -108,22 +108,22 @@ def fitting_tensors(
 ) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
     """Yield (name in the model, tensor of the state); raise OperationError for a tensor that does not fit.
 
-    The state may have only one of several tied names. BatchNorm's counts of batches may be missing (files
+    The state may have only one name of a tied tensor. BatchNorm's counts of batches may be missing (files
     older than PyTorch 0.4.1 have no counts). A state without any of the model's frozen parameters is the
-    state of an adapter: the model's frozen parameters and buffers are then yielded as they are.
+    state of an adapter; the model's own frozen parameters and buffers are then yielded.
     """
     constants, parameters = _constants(model), dict(model.named_parameters())
     frozen = constants.keys() & parameters.keys()
     if frozen and not frozen & state.keys():
         names_in_model = {ADAPTER.sub(r"\1", key): key for key in parameters.keys() - frozen}
         state = constants | {names_in_model.get(key, key): value for key, value in state.items()}
-        message(f"{path}: an adapter, what is frozen in {name} stays")
+        message(f"{path}: an adapter; the frozen parameters of {name} do not change")
     model_state = model.state_dict(keep_vars=True)
     model_tensors = {key: value for key, value in model_state.items() if isinstance(value, Tensor)}
     for key in state:
         if key not in model_state and isinstance(state[key], Tensor):
             raise OperationError(f"{path}: '{key}' is not in the model {name}{near(key, model_state)}")
-    names_of_tensor: dict[int, list[str]] = {}  # several for a tied tensor
+    names_of_tensor: dict[int, list[str]] = {}  # by id; a tied tensor has several names
     for key, value in model_tensors.items():
         names_of_tensor.setdefault(id(value), []).append(key)
     for keys in names_of_tensor.values():
@@ -159,19 +159,19 @@ def import_state(
     data: dict[str, Any] | None = None,
     message: Callable[[str], None] = lambda line: None,
 ) -> Checkpoint:
-    """Return a checkpoint with one learner for each state.
+    """Return a checkpoint of weights from files of other programs, with one learner for each file or folder.
 
     θ has the trainable parameters; frozen parameters are stored with the buffers. Numbers with less precision
     than float32 become float32.
 
     Args:
-        paths: .pt, .pth, .bin, .ckpt or .safetensors files, indices of parts (.index.json), or folders of
-            save_pretrained, all of one model.
+        paths: .pt, .pth, .bin, .ckpt or .safetensors files, indices of several files (.index.json), or
+            folders of save_pretrained. All must have weights of ``model``.
         model: the model, with any weights; it does not change.
-        name, options: how the checkpoint describes the model: by a built-in name and its options, or by
-            "module:factory". Default: "module:class" of the model.
+        name: the model's name in the checkpoint, built-in or "module:factory"; default: "module:class".
+        options: the options of a built-in model or of the factory.
         data: the data in the checkpoint (see :class:`landscape.Checkpoint`); default: unknown.
-        message: a function that receives a line for each container that was unwrapped.
+        message: a function that receives a line of text when names are changed or entries left out.
 
     Returns:
         The checkpoint, with n learners and no history; it is not saved yet.
@@ -234,9 +234,9 @@ def load_weights(path: str | Path, into: nn.Module) -> nn.Module:
     """Load weights from a file or folder into a model, in place, after a check that all of them fit.
 
     Args:
-        path: a file or folder as for :func:`import_state`, or the file of a run, of which w_a is loaded.
-        into: the model. The numbers are rounded to the dtypes of its tensors. With a file of an adapter the
-            model's frozen parameters do not change.
+        path: a file or folder as for :func:`import_state`, or the file of a run, whose w_a is loaded.
+        into: the model. Numbers are rounded to the dtypes of its tensors. The file of an adapter does not
+            change the model's frozen parameters.
 
     Returns:
         The model.
@@ -253,7 +253,8 @@ def load_weights(path: str | Path, into: nn.Module) -> nn.Module:
         >>> torch.equal(other.weight, model.weight)
         True
     """
-    model, names = unwrapped(into), {*unwrapped(into).state_dict()}
+    model = unwrapped(into)
+    names = {*model.state_dict()}
     if any(tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, Tensor)):
         raise InputError("into: a model on the device 'meta' has no numbers; make it on another device")
     content = _content_of_file(Path(path), "path", model)
