@@ -160,7 +160,7 @@ class ChainHessian:
 
     @torch.no_grad()
     def _products(self, vectors: Tensor) -> Tensor:
-        """Return the products, (K, P) -> (K, P), as derivatives along ``vectors`` (Pearlmutter 1994)."""
+        """Return the products with ``vectors``, (K, P) -> (K, P), by Pearlmutter's method (1994)."""
         layout, count = self.problem.layout, len(vectors)
         v = layout.views(vectors)  # name -> (K, *shape)
         out = torch.zeros_like(vectors)
@@ -168,41 +168,41 @@ class ChainHessian:
         weights = [w.expand(count, -1, -1) for w in self.weights]
         first_v = v[self.layers[0].step.weight].flatten(0, 1)
         last = len(self.layers) - 1
-        for c in self.chunks:
-            # Forward: rz is the derivative along v of a layer's output z, rh that of its activation h.
+        for c in self.chunks:  # see _Chunk
+            # Forward: rz is the derivative along v of a layer's output z; rh is that of the activation of z.
             rzs: list[Tensor] = []
             rhs: list[Tensor] = []
-            for k, layer in enumerate(self.layers):
-                if k:
-                    rz = _product(v[layer.step.weight], c.h[k - 1], _product(weights[k], rhs[-1]))
+            for i, layer in enumerate(self.layers):
+                if i:
+                    rz = _product(v[layer.step.weight], c.h[i - 1], _product(weights[i], rhs[-1]))
                 else:
                     rz = (first_v @ c.x.T).view(count, -1, len(c.x))
                 if layer.step.bias:
                     rz += v[layer.step.bias].unsqueeze(2)
-                if k < last:
+                if i < last:
                     rzs.append(rz)
-                    rhs.append(rz * c.first[k])
+                    rhs.append(rz * c.first[i])
             # Backward: r is the derivative along v of ∂L/∂z, from the last layer to the first.
             r = self._output_hvp(c, rz)
-            for k in range(last, -1, -1):
-                step = self.layers[k].step
+            for i in range(last, -1, -1):
+                step = self.layers[i].step
                 if step.bias:
                     sums[step.bias].add_(r.sum(2))
-                if k == 0:
+                if i == 0:
                     sums[step.weight].add_((r.flatten(0, 1) @ c.x).view_as(sums[step.weight]))
                     break
-                sums[step.weight].add_(_product(r, c.h[k - 1].mT))
-                r = _product(weights[k].mT, r)
+                sums[step.weight].add_(_product(r, c.h[i - 1].mT))
+                r = _product(weights[i].mT, r)
                 if self.full:  # the Hessian, not its Gauss-Newton part
-                    delta = c.delta[k - 1]
-                    sums[step.weight].add_(_product(rhs[k - 1], delta.mT).mT)
+                    delta = c.delta[i - 1]
+                    sums[step.weight].add_(_product(rhs[i - 1], delta.mT).mT)
                     r = _product(v[step.weight].mT, delta, r)
-                r = r * c.first[k - 1]
-                second = c.second[k - 1]
+                r = r * c.first[i - 1]
+                second = c.second[i - 1]
                 if second is not None:
-                    r = torch.addcmul(r, second, rzs[k - 1])
+                    r = torch.addcmul(r, second, rzs[i - 1])
         if self.penalties:
-            # There is a penalty for each vector; or one θ, whose penalty is repeated for all vectors.
+            # Each θ has a penalty. If all vectors are at one θ, its penalty is repeated for each vector.
             penalties = self.penalties * (count // len(self.penalties))
             out += torch.stack([penalty(v) for penalty, v in zip(penalties, vectors, strict=True)])
         return out

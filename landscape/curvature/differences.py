@@ -250,10 +250,10 @@ class Differences:
         """Return the product with ``v`` (P',) by the best of several steps, and a bound on its error.
 
         A coarser step has a larger truncation error, and a finer step has more rounding. Both errors are at
-        most about the difference between the products by two neighboring steps. The error of a kink of ReLU
-        shows in this difference, too, because the kink contributes unequally to the two products.
+        most about the difference between the products by two neighboring steps. The error from a kink of ReLU
+        also shows in this difference, because the kink contributes unequally to the two products.
 
-        If the disagreement of one-sided differences does not fall at a finer step, all steps contain kinks.
+        If the disagreement of one-sided differences is not smaller at a finer step, all steps contain kinks.
         The error of the product may then be √(samples) times the disagreement.
 
         ``g``: the gradient of which differences are taken; default: the most precise one.
@@ -279,9 +279,9 @@ class Differences:
             gradient = self.root.to(gradient) * gradient
         # With few parameters, the products by two steps often agree by chance. The error is therefore at
         # least the rounding of gradients and weights.
-        of_gradients = float(self.ranks.norm(gradient)) / self._step(v, steps[best])
-        of_weights = float(self.ranks.norm(image)) / steps[best]
-        rounding = torch.finfo(g.coarse).eps * (of_gradients + of_weights)
+        gradient_error = float(self.ranks.norm(gradient)) / self._step(v, steps[best])  # in units of eps
+        weight_error = float(self.ranks.norm(image)) / steps[best]
+        rounding = torch.finfo(g.coarse).eps * (gradient_error + weight_error)
         return image, max(error, SAFETY * rounding / math.sqrt(self.ranks.size(v)))
 
     def _error(self, differences: dict[int, tuple[Tensor, float]], k: int) -> float:

@@ -63,15 +63,15 @@ def first_loss(problem: Problem, weights: dict[str, Tensor]) -> Tensor:
 
 
 def in_full_precision(problem: Problem) -> Problem:
-    """Return ``problem``, or a copy in float32 with the same weights if these are in half precision.
+    """Return ``problem`` or, if its weights are in half precision, a copy in float32.
 
     Products in half precision have two or three digits, too few for an eigenvalue search. A model may also
     compute in half precision inside its forward pass. ``problem.checked[INSIDE]`` records this, and products
-    are then computed within :class:`FullPrecision`. A ProblemWarning reports both cases, once for each
+    are then computed within :class:`FullPrecision`. A ProblemWarning reports half precision once for each
     problem.
 
     Raises:
-        InputError: the model does not run in float32.
+        InputError: the model runs in half precision only.
     """
     fit("problem", problem, Problem)
     is_half = problem.dtype in LOW
@@ -89,7 +89,7 @@ def in_full_precision(problem: Problem) -> Problem:
             raise
         words = f"it runs in half precision only ({first_words(error)}), too coarse for second derivatives"
         raise NoSecondDerivative(f"model: {words}; {FOLLOW}") from error
-    half_dtypes = mode.cast_dtypes & {*LOW}  # in the forward pass
+    half_dtypes = mode.cast_dtypes & {*LOW}  # half precision in the forward pass
     problem.checked[INSIDE] = bool(half_dtypes)
     if is_half:
         half_dtypes.add(problem.dtype)
@@ -310,12 +310,12 @@ def _loss_and_gradient(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> t
 def check_gradient(small_problem: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
     """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``weights`` (P,).
 
-    The gradient is not the derivative if a term of the loss is detached, or with straight-through estimators
-    or phantom gradients. Derivatives of such gradients are no Hessian of the loss.
+    The gradient is not the derivative if a term of the loss is detached, or if the model uses
+    straight-through estimators or phantom gradients. The derivative of such a gradient is no Hessian.
 
-    The gradient is compared with central differences of the loss, along the gradient and along random
-    directions. The check runs in the widest dtype of the device (usually float64) if the model can run in it,
-    otherwise in the problem's dtype. Each pair of a problem and ``slots`` is checked once.
+    The gradient is compared with central differences of the loss (:func:`_is_derivative`), in the widest
+    dtype of the device (usually float64) if the model can run in it, otherwise in the problem's dtype. Each
+    pair of a problem and ``slots`` is checked once.
 
     Args:
         small_problem: the problem with a few samples.
@@ -325,7 +325,7 @@ def check_gradient(small_problem: Problem, weights: Tensor, slots: Sequence[Slot
     key = ("gradient", small_problem.batchnorm.name, tuple(slot.name for slot in slots))
     if key in small_problem.checked:
         return
-    # One dtype if the two are equal.
+    # dict.fromkeys drops the second dtype if it equals the first.
     for dtype in dict.fromkeys((widest_dtype(small_problem.device), small_problem.dtype)):
         try:
             converted = small_problem.to(dtype)
@@ -345,10 +345,11 @@ def check_gradient(small_problem: Problem, weights: Tensor, slots: Sequence[Slot
 
 
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
-    """Return False only if reliable differences of the loss disagree with the gradient.
+    """Return False only if reliable central differences of the loss disagree with the gradient.
 
-    Differences are reliable if they exceed the loss's rounding, and if those over one step and over two
-    steps agree. The step grows until the differences along all directions are reliable.
+    The differences are taken along the gradient and along random directions. They are reliable if they exceed
+    the rounding of the loss, and if the differences over one step and over two steps agree. The step grows
+    until the differences along all directions are reliable.
     """
     # Slightly displaced, because the weights may be on a kink of ReLU or max pooling.
     at = problem.weights.add(_random_move(problem, 0), alpha=0.01)
@@ -357,12 +358,12 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     @torch.no_grad()
     def difference(direction: Tensor, step: float) -> float:
         """Return the central difference of the loss, divided by 2·step."""
-        forward = float(first_loss(problem, problem.layout.views(at.add(direction, alpha=step))))
-        backward = float(first_loss(problem, problem.layout.views(at.add(direction, alpha=-step))))
-        return (forward - backward) / (2 * step)
+        loss_ahead = float(first_loss(problem, problem.layout.views(at.add(direction, alpha=step))))
+        loss_behind = float(first_loss(problem, problem.layout.views(at.add(direction, alpha=-step))))
+        return (loss_ahead - loss_behind) / (2 * step)
 
-    def direction(number: int) -> Tensor:
-        """Return the gradient's direction for 0, a random one for 1 and 2, zero outside of ``slots``."""
+    def direction_of(number: int) -> Tensor:
+        """Return direction 0 (the gradient's), 1 or 2 (random). All are zero outside of ``slots``."""
         if number == 0:
             return _balanced(problem, gradient, slots)
         return put(torch.zeros_like(at), slots, cut(_random_move(problem, number), slots))
@@ -374,7 +375,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
         for group in ((0,), (1, 2)):  # the gradient's direction; the two random directions together
             rows = []
             for number in group:
-                d = direction(number)  # one direction at a time, to save memory
+                d = direction_of(number)  # one direction at a time, to save memory
                 rows.append([difference(d, step), difference(d, 2 * step), float(devices.inner(d, gradient))])
             one_step, two_steps, by_gradient = torch.tensor(rows, dtype=torch.float64).T
             scale = torch.stack([one_step.norm(), two_steps.norm(), by_gradient.norm()]).max()
@@ -461,9 +462,9 @@ def check_differences(
 
     Args:
         problem: the loss.
-        leaves: the parameters for the model's call, by name.
-        active: the parameters among ``leaves`` to which ``vectors`` and ``image`` belong; changed in place.
-        vectors, image: one vector and its product with the Hessian H, as lists of tensors.
+        leaves: the parameters with which the model is called, by name.
+        active: those of ``leaves`` to which ``vectors`` and ``image`` belong. They are changed in place.
+        vectors, image: one vector and its product with the Hessian H, both as lists of tensors.
     """
     start = [parameter.detach().clone() for parameter in active]
     size = float(distance(start) / distance(vectors))
@@ -489,6 +490,6 @@ def check_differences(
     limit = DISAGREEMENT * torch.maximum(scale, distance(image))
     if is_reliable and not bool(distance(image, one_step) <= limit):
         raise NoSecondDerivative(
-            "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
-            f"differ by (a detached part?){WHAT_TO_DO}"
+            "model or loss: its second derivative is wrong: products with the Hessian disagree with "
+            f"differences of gradients (a detached part?){WHAT_TO_DO}"
         )

@@ -60,10 +60,11 @@ MAX_SAMPLES = 0.8
 
 @torch.no_grad()
 def most_curved(problem: Problem, weights: Tensor) -> Problem:
-    """``problem`` on the samples with most of the curvature at ``weights`` (K, P).
+    """Return ``problem`` on the samples with most of the curvature at ``weights`` (K, P).
 
-    All samples are kept where the loss is no softmax loss of single samples, and where the problem is
-    regularized: the penalty is no mean over samples.
+    These are the samples with the largest 1 − p, where p is the probability of the target: a sample's part of
+    the Hessian vanishes with 1 − p. All samples are kept if the loss is no softmax loss of single samples, or
+    if the problem is regularized, because the penalty is no mean over samples.
     """
     tensors, loss = problem.data.tensors, problem.criterion
     usable = is_softmax_loss(loss) and not problem.regularised and not problem.batchnorm.samples
@@ -118,18 +119,17 @@ def eigenpairs(
     """Return the eigenpairs of ∇²L at each of ``weights`` (K, P).
 
     All points are searched in lockstep. For chains of linear layers, one pass over the data then serves all
-    points. Each product of each point counts as one product.
+    points; it counts as one product for each point.
 
     Args:
         problem: the loss.
         weights: (K, P), the points.
         start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
-        target: the wanted eigenvalues and the tolerance; its progress is called by the search of each point.
-        options: the matrix; see :class:`landscape.HessianOperator`. With a preconditioner K is 1.
+        target: the wanted eigenvalues and the tolerance. Each search calls ``target.progress``.
+        options: the matrix; see :class:`landscape.HessianOperator`. With a preconditioner, K must be 1.
         search: "exact": every product uses all samples. "auto": if the tolerance is at least 1e-3 and the
             model has at least 1,280 parameters, products of the search use only the samples with most
-            curvature (:func:`most_curved`). These are the samples with 99% of the sum of 1 − p, p the
-            probability of the target, because a sample's part of the Hessian vanishes with 1 − p.
+            curvature (:func:`most_curved`); the results are refined with all samples.
     """
     first_hessian = options.at(problem, weights[0])
     if first_hessian.derivatives == "differences":
@@ -144,13 +144,14 @@ def eigenpairs(
     problem = in_full_precision(problem)
     weights = weights.to(problem.weights)
     needs_all = problem.layout.size < MIN_PARAMETERS or target.residual_tol < MIN_RESIDUAL_TOL
-    may_use_part = search == "auto" and not needs_all and problem.separable
-    search_with = _PartSearch(problem, weights, target, options)
-    part = most_curved(problem, weights) if may_use_part else problem
-    results = search_with(weights, [start] * len(weights), part)
-    if part is problem:
+    may_use_subset = search == "auto" and not needs_all and problem.separable
+    search_with = _SubsetSearch(problem, weights, target, options)
+    subset = most_curved(problem, weights) if may_use_subset else problem
+    results = search_with(weights, [start] * len(weights), subset)
+    if subset is problem:
         return results
-    # Where the refinement with all samples failed, the search is repeated with all samples.
+    # A search whose refinement failed is repeated with all samples, unless it has used up its products or a
+    # residual is NaN or infinite.
     failed = [i for i, result in enumerate(results) if not result.converged]
     failed = [i for i in failed if results[i].products < target.max_products and finite(results[i].residuals)]
     if failed:
@@ -161,8 +162,8 @@ def eigenpairs(
     return results
 
 
-class _PartSearch:
-    """Searches at several weights with products of a part of the samples, refined with all samples.
+class _SubsetSearch:
+    """Searches at several weights with products of a subset of the samples, refined with all samples.
 
     ``weights`` (K, P): all points that will be searched.
     """
@@ -182,21 +183,21 @@ class _PartSearch:
     def _chain(self, problem: Problem, weights: Tensor) -> ChainHessian:
         return ChainHessian(problem, weights, matrix=self._options.matrix)
 
-    def __call__(self, weights: Tensor, starts: list[Tensor], part: Problem) -> list[RitzPairs]:
-        """Search at ``weights`` (k, P) with products of ``part``; verify and refine with all samples."""
+    def __call__(self, weights: Tensor, starts: list[Tensor], subset: Problem) -> list[RitzPairs]:
+        """Search at ``weights`` (k, P) with products of ``subset``; verify and refine with all samples."""
         problem, single_chain = self._problem, self._single_chain
-        has_all = part is problem
-        share = part.samples / problem.samples
+        has_all = subset is problem
+        share = subset.samples / problem.samples  # turns the subset's mean into its part of the whole mean
         verifying: Iterable[Products]  # products with all samples, for each point
         if self._is_chain:
-            searching = single_chain if single_chain and has_all else self._chain(part, weights)
+            searching = single_chain if single_chain and has_all else self._chain(subset, weights)
             products = _in_lockstep(searching, share)
             if single_chain:
                 verifying = [single_chain]
             else:  # a generator, so that one matrix is in memory at a time
                 verifying = (self._chain(problem, theta[None]) for theta in weights)
         else:
-            operators = [self._options.at(part, theta) for theta in weights]
+            operators = [self._options.at(subset, theta) for theta in weights]
 
             def products(rows: Tensor, running: list[int]) -> Tensor:
                 pairs = zip(running, rows, strict=True)
@@ -209,7 +210,7 @@ class _PartSearch:
         searches = [search_eigenpairs(start, self._target) for start in starts]
         results = run_in_lockstep(searches, products)
         name = str(problem.dtype).removeprefix("torch.")
-        name += "" if has_all else f", {part.samples:,} of {problem.samples:,} samples"
+        name += "" if has_all else f", {subset.samples:,} of {problem.samples:,} samples"
         return [
             replace(verify_and_refine(result, exact_products, self._target.residual_tol), search=name)
             for result, exact_products in zip(results, verifying, strict=True)
@@ -234,8 +235,11 @@ def fast_hessian(
 
 
 def _in_lockstep(h: ChainHessian, share: float) -> Callable[[Tensor, list[int]], Tensor]:
-    """``share`` of the products of the searches still running; the weights of the others are dropped."""
-    present: list[int] = []
+    """Return the function that computes ``share`` times the products of the searches that still run.
+
+    The weights of ended searches are dropped from ``h``.
+    """
+    present: list[int] = []  # the searches whose weights ``h`` has
 
     def products(vectors: Tensor, running: list[int]) -> Tensor:
         if present and present != running:
@@ -274,17 +278,17 @@ class Matrix:
             subject: the first argument of a public function.
             seed: the seed of the function's random draws.
             about: provenance, kept with the result.
-            options: the function's keywords about the matrix, such as ``weights`` and ``part``.
+            options: the function's keyword arguments about the matrix, such as ``weights`` and ``part``.
 
         Raises:
             InputError: a subject of another kind, an unknown option, or an option that the operator or
-                pyhessian lacks.
+                pyhessian does not have.
         """
         engine = options.get("engine", "landscape")
         if on_ranks(subject):  # a sharded model has an operator of its own, with products by differences only
             subject = subject.hessian(options["weights"])
             options["weights"] = None
-            if options["derivatives"] == "differences":
+            if options["derivatives"] == "differences":  # it has no other kind
                 options["derivatives"] = None
         operator = as_operator(subject)
         if operator:
@@ -395,21 +399,19 @@ def extreme_eigenvalues(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> ExtremeEigenvalues:
-    """Compute the smallest and largest eigenvalue of ∇²L(θ) over all data by a Lanczos run (Lanczos 1950).
+    """Compute the smallest and the largest eigenvalue of ∇²L(θ) by Lanczos steps (Lanczos 1950).
 
     Args:
-        problem: the loss, a run, or any symmetric matrix: a :class:`landscape.HessianOperator`, or an object
-            with ``shape`` and ``@`` of PyTorch, NumPy, SciPy or curvlinops. With a matrix, the options
-            weights, matrix, part, derivatives, search and max_memory are not allowed.
+        problem: the loss, a run, or a symmetric matrix: an object with ``shape`` and ``@`` of PyTorch, NumPy,
+            SciPy, curvlinops or this package. With a matrix, the options about a Hessian are not allowed.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        search: "auto": the search may save time by products on the samples with most curvature only; exact
-            products then verify and refine the results. "exact": all products are exact.
-        max_products: the largest number of Hessian-vector products. If the search needs more, the result has
-            ``converged`` False, and its residuals show the error.
+        search: "exact", or "auto" to save time: the search may use the samples with most curvature only; the
+            results are then refined with all samples.
+        max_products: the most Hessian-vector products. If they do not suffice, ``converged`` is False.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
@@ -419,8 +421,7 @@ def extreme_eigenvalues(
         The two eigenvalues with their residuals and eigenvectors.
 
     Raises:
-        InputError: a residual_tol or max_products that is not positive, an unknown option, or an operator
-            that is not symmetric.
+        InputError: a value out of range, an unknown option, or a matrix that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -432,8 +433,7 @@ def extreme_eigenvalues(
     """
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     operand = Matrix.of(problem, seed, about, **options, search=search, max_memory=max_memory)
-    # One eigenvalue at each end of the spectrum.
-    target = SearchOptions(1, 1, residual_tol, max_products, taken(progress))
+    target = SearchOptions(1, 1, residual_tol, max_products, taken(progress))  # one eigenvalue at each end
     return ExtremeEigenvalues(**operand.search(operand.start(), target, search))
 
 
@@ -464,30 +464,25 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     """Compute the ``k`` algebraically largest eigenvalues of ∇²L(θ), with eigenvectors and residuals.
 
-    The method is a thick-restart Lanczos iteration (Wu and Simon 2000). A second start, which is not in that
-    paper, looks for eigenvalues that the first start missed.
+    The method is a Lanczos iteration with thick restarts (Wu and Simon 2000), and with a second start (ours)
+    that looks for missed eigenvalues.
 
     Args:
-        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
+        problem: the loss, a run, or a symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         k: the number of eigenvalues, 1 ≤ k ≤ P.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        precondition: the positive diagonal of a preconditioner, in the shape of θ, or a checkpoint's
-            :func:`landscape.preconditioner`. Eigenvalues and eigenvectors are then of the preconditioned
-            Hessian (see there), on which the stability of Adam, RMSProp, LARS and LAMB depends.
-        search: "auto": the search may save time by products on the samples with most curvature only; exact
-            products then verify and refine the results. "exact": all products are exact, as they always are
-            with a preconditioner.
-        engine: "landscape", or "pyhessian" for that package's eigenvalue of largest *magnitude*, with k = 1;
-            the residual is computed with a Hessian-vector product of this package.
-        initial: (P,), the start of the search, such as the sum of eigenvectors at nearby weights. A random
-            vector of equal norm is added, so that the search also finds eigenvectors orthogonal to
-            ``initial``.
-        max_products: the largest number of Hessian-vector products. If the search needs more, the result has
-            ``converged`` False, and its residuals show the error.
+        precondition: a positive diagonal in the order of θ, or what :func:`landscape.preconditioner` returns.
+            The eigenpairs are then those of the preconditioned Hessian.
+        search: "exact" or "auto", as in :func:`landscape.extreme_eigenvalues`; always exact with
+            ``precondition``.
+        engine: "landscape", or "pyhessian" for that package's eigenvalue of largest *magnitude*; k is then 1.
+        initial: (P,), where the search begins, such as the sum of eigenvectors at nearby weights. A random
+            vector of equal norm is added.
+        max_products: the most Hessian-vector products. If they do not suffice, ``converged`` is False.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
@@ -497,9 +492,8 @@ def top_eigenvalues(
         Eigenvalues, eigenvectors and residuals.
 
     Raises:
-        InputError: a k below 1 or above P, an initial vector of another shape, a preconditioner that is not
-            positive or of another length, an unknown option, an option that pyhessian does not have, or an
-            operator that is not symmetric.
+        InputError: a value out of range, a vector of another shape, an unknown option, an option that
+            pyhessian does not have, or a matrix that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -511,8 +505,7 @@ def top_eigenvalues(
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     options |= {"search": search, "max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **options)
-    # No smallest eigenvalues, k largest.
-    target = SearchOptions(0, k, residual_tol, max_products, taken(progress))
+    target = SearchOptions(0, k, residual_tol, max_products, taken(progress))  # no smallest, k largest
     start = operand.start()
     if initial is not None:
         vector = torch.as_tensor(initial)

@@ -219,7 +219,7 @@ class HessianOperator(SymmetricOperator):
             except double_backward.NoSecondDerivative as error:
                 if only_exact:
                     raise
-                # If the model is known to lack second derivatives, the running call has counted these bytes.
+                # For a model that is known to lack second derivatives, the caller has counted these bytes.
                 if not lacks_second(problem):
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[failure_key] = True
@@ -253,9 +253,10 @@ class HessianOperator(SymmetricOperator):
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []  # each kept chunk, and its share of the mean loss
         self._budget = min(self._graph_bytes, spare())  # bytes left for more graphs
-        self._full = self._complete = False  # whether the budget is used up; whether all chunks are kept
+        self._full = False  # whether the budget is used up
+        self._complete = False  # whether all chunks are kept
         self._captured = Captured()
-        # A replayed CUDA graph would not notice that these tensors changed, so that versions are compared.
+        # A replayed CUDA graph would not notice a change of these tensors, so their versions are compared.
         data = [t for _, t in named_tensors(problem.resident)]
         self._fixed = [*problem.model.parameters(), *problem.model.buffers(), *data]
         self._penalties = penalty_hessians(problem, [weights])
@@ -311,7 +312,7 @@ class HessianOperator(SymmetricOperator):
     def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
         """Yield each chunk with its graph, its share of the samples, and whether the graph is kept.
 
-        Graphs of earlier passes are used. New graphs are kept while they fit into the budget of memory.
+        Graphs of earlier passes are used again. New graphs are kept while they fit into the budget of memory.
         """
         if self._complete:
             yield from ((chunk, share, True) for chunk, share in self._graphs)
@@ -323,10 +324,10 @@ class HessianOperator(SymmetricOperator):
                 yield chunk, share, True
                 continue
 
-            # Default values, because a closure would take x, y and seed of a later pass.
+            # Defaults bind x, y and seed of this chunk; a closure would read those of a later chunk.
             def build(x: Any = x, y: Any = y, seed: int | None = seed) -> Chunk:
-                at = self.problem.evaluating(seed)
-                with twice_differentiable(self.problem), at, recordable(self.device):
+                evaluation = self.problem.evaluating(seed)
+                with twice_differentiable(self.problem), evaluation, recordable(self.device):
                     return chunk_type(self.problem, self._leaves, self._active, x, y)
 
             chunk, saved_bytes = with_saved_bytes(build, excluding=self._leaves.values())
@@ -340,8 +341,8 @@ class HessianOperator(SymmetricOperator):
             yield chunk, share, not self._full
         self._complete = not self._full
         if self._full and self.problem.resident is None:
-            # An iterable may change the order of its batches, so that a graph could meet another batch in the
-            # next pass: all graphs are kept, or none.
+            # An iterable may change the order of its batches, so a kept graph could stand for another batch
+            # in the next pass. Therefore either all graphs are kept, or none.
             self._graphs = []
 
 
@@ -373,7 +374,7 @@ def check_symmetric(problem: Problem, weights: Tensor, operator: HessianOperator
 def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOperator) -> bool:
     """Return whether products of the matrix at ``weights`` (P,) are symmetric up to rounding.
 
-    Raises NoSecondDerivative for products that are not finite, or that differences of gradients contradict.
+    Raises NoSecondDerivative if products are NaN or infinite, or if differences of gradients contradict them.
     """
     views = small_problem.layout.views(weights.to(small_problem.dtype))
     leaves = {name: view.detach().clone() for name, view in views.items()}
@@ -392,7 +393,7 @@ def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOper
         nonlinearity = [torch.zeros_like(a) for a in active]  # Σ_k H u_k − H Σ_k u_k: only rounding errors
         first_image: list[Tensor] = []
         largest_norm = 0.0
-        for k, vectors in enumerate([*draws, sum_of_draws]):  # one image of P numbers at a time in memory
+        for k, vectors in enumerate([*draws, sum_of_draws]):  # memory holds one image (P numbers) at a time
             image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
             largest_norm = max(largest_norm, float(double_backward.distance(image)))
             for total, part in zip(nonlinearity, image, strict=True):
@@ -407,7 +408,7 @@ def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOper
         raise operator._not_finite()
     eps = torch.finfo(small_problem.dtype).eps
     rounding = 100 * float(double_backward.distance(nonlinearity)) + eps**0.5 * largest_norm
-    if not bool((forms - forms.T).abs().max() <= rounding):  # also if it is NaN
+    if not bool((forms - forms.T).abs().max() <= rounding):  # True also for NaN
         return False
     if operator.matrix == "hessian":
         first_draw = draws[0]
@@ -454,15 +455,15 @@ def exact_only(problem: Problem, who: str) -> None:
 def gradient_curvature(
     problem: Problem, weights: Tensor | None = None, *, derivatives: str = "exact"
 ) -> tuple[float, float, float]:
-    """Return (gᵀHg/‖g‖², ‖g‖², the error of gᵀHg/‖g‖²), with g = ∇L(θ) and H = ∇²L(θ).
+    """Return gᵀHg/‖g‖², ‖g‖², and the error of gᵀHg/‖g‖², where g = ∇L(θ) and H = ∇²L(θ).
 
     Args:
         problem: L, the mean loss over its samples, for example over one minibatch.
         weights: θ (P,); default: the problem's center.
-        derivatives: "exact", "differences" of gradients, whose error is measured, or "auto".
+        derivatives: "exact", "differences" of gradients, or "auto".
 
     Raises:
-        OperationError: the gradient is zero, or numbers are not finite.
+        OperationError: the gradient is zero, or the loss or the gradient is NaN or infinite.
 
     Example:
         >>> import torch, landscape

@@ -470,18 +470,18 @@ def krylov(
 ) -> Generator[Tensor, Tensor, KrylovSpace]:  # fmt: skip
     """Build a Krylov space orthogonal to ``locked`` (m, P), with thick restarts (Wu and Simon 2000).
 
-    A generator: it yields vectors (P,), receives their products, and returns the wanted Ritz pairs. These are
+    This generator yields vectors (P,), receives their products, and returns the wanted Ritz pairs. These are
     the ``low`` smallest and the ``high`` largest, or all pairs of an invariant space.
 
     Args:
-        start: (P,), the first vector, before its projection and scaling.
-        radius: the largest |eigenvalue| so far; rounding errors are in proportion to it.
+        start: (P,), the first vector; it is projected and scaled here.
+        radius: the largest |λ| so far; rounding errors are in proportion to it.
         residual_tol: the largest residual of a wanted pair, as in :func:`.search_eigenpairs`.
-        budget: the largest number of products.
-        report_ratio: called after each product with the largest ratio of a residual to its tolerance.
+        budget: the most products.
+        report_ratio: takes, after each product, the largest ratio of a residual to its tolerance.
     """
 
-    def projected(w: Tensor) -> Tensor:  # its component orthogonal to the locked vectors
+    def projected(w: Tensor) -> Tensor:  # the component of w that is orthogonal to the locked vectors
         return w - locked.T @ ranks.inner(locked, w).to(w)
 
     size = ranks.size(start)
@@ -508,18 +508,18 @@ def krylov(
         w = yield vectors[j]
         w, column = orthogonalize(projected(w) if len(locked) else w, vectors.first(j + 1), ranks)
         if len(locked):
-            # Again, now that w is small: w/β would scale up what rounding left of the locked vectors.
+            # Project again: w is small now, and w/β would scale up what rounding left of the locked vectors.
             w = projected(w)
             column[-1] = ranks.norm(w)
         products += 1
         unread_columns.append(column)
         if len(unread_columns) < columns_per_read and products < budget and j + 2 < len(vectors):
-            # Not 0/0 in an invariant space, which is detected when the columns are read.
+            # The clamp avoids 0/0 in an invariant space, which is detected when the columns are read.
             torch.div(w, column[-1].clamp(min=torch.finfo(w.dtype).tiny), out=vectors[j + 1])
             j += 1
             continue
         for i, beta in write_columns(t, unread_columns, j):
-            count = products - (j - i)  # products up to step i
+            count = products - (j - i)  # the number of products up to step i
             values, rotation = small_eigh(t[: i + 1, : i + 1])
             radius = max(radius, float(np.abs(values).max()))
             is_finite = bool(np.isfinite(beta))
@@ -541,15 +541,15 @@ def krylov(
                 break
         unread_columns.clear()
         if stops:
-            if i < j:  # the steps after step i are dropped
+            if i < j:  # the steps after step i are dropped, and the w of step i is restored
                 j, w = i, vectors[i + 1] * beta
             break
         if j + 1 == len(vectors) - 1:  # the basis is full: restart with half of it, the outer Ritz vectors
-            kept = max(1, (j + 1) // (4 if low and high else 2))  # from each wanted end
-            retained = outer_indices(values, kept if low else 0, kept if high else 0)
+            count_per_end = max(1, (j + 1) // (4 if low and high else 2))
+            retained = outer_indices(values, count_per_end if low else 0, count_per_end if high else 0)
             combine(rows_of(vectors.first(j + 1)), rotation[:, retained].T)
             before_restart = before_restart or (t[: j + 1, : j + 1].copy(), beta)
-            # Diagonal; the next orthogonalization writes the couplings to the next vector.
+            # t becomes diagonal; the next orthogonalization writes the couplings to the next vector.
             t[:] = 0
             t[range(len(retained)), range(len(retained))] = values[retained]
             j = len(retained) - 1
@@ -572,10 +572,10 @@ def outermost(t: Array, beta: float, size: int) -> float:
     eigenvalues (Ritz values) θ_i and off-diagonals β_i. ``beta``: β_j, the norm of the remainder after the
     last step.
 
-    A unit eigenvector x to λ above all θ_i has |xᵀb| ≤ Πβ_i / Π(λ − θ_i). For a random b, |xᵀb| is below
-    c/√size only with probability c·√(2/π) (van Dorsselaer, Hochstenbach and van der Vorst 2000, section 3).
-    If only half of b is random, as in :func:`second_start`, the limit is c/(2√size) (Anderson 1955). This
-    function uses c/(2√size) for any b.
+    If x is a unit eigenvector to an eigenvalue λ above all θ_i, then |xᵀb| ≤ Πβ_i / Π(λ − θ_i). For a random
+    b and a number c, |xᵀb| is below c/√size with a probability of at most c·√(2/π) (van Dorsselaer,
+    Hochstenbach and van der Vorst 2000, section 3). If a fixed vector of equal norm is added to the random
+    one (:func:`.warm_start`), this holds for c/(2√size) (Anderson 1955). Here c/(2√size) is used for any b.
     """
     betas = np.abs(np.append(np.diag(t, -1), beta))
     if not np.isfinite(betas).all():
@@ -584,11 +584,11 @@ def outermost(t: Array, beta: float, size: int) -> float:
     if betas.min() == 0:
         return float(values[-1])
     log_threshold = math.log(RISK * math.sqrt(math.pi / 2) / 2) - math.log(size) / 2  # of |xᵀb|
-    log_limit = np.log(betas).sum() - log_threshold
+    largest_log_product = np.log(betas).sum() - log_threshold  # of Π(λ − θ_i)
 
     def is_possible(distance: float) -> bool:
         """Return whether λ can lie at this distance above the largest Ritz value."""
-        return bool(log_limit >= np.log(values[-1] - values + distance).sum())
+        return bool(largest_log_product >= np.log(values[-1] - values + distance).sum())
 
     near, far = 0.0, float(betas.max())
     while is_possible(far):

@@ -57,8 +57,8 @@ class SecondStart(NamedTuple):
     """The result of a second start.
 
     ``bound``: an upper bound on sign·λ of all eigenvalues that the search does not have; it fails with a
-    probability of RISK. ``products``: the number of products. ``start``: the start of the next search; None
-    if no missed eigenvalue was found.
+    probability of RISK. ``products``: the number of products. ``start``: a start from which the search finds
+    the missed eigenvalue; None if none was found.
     """
 
     bound: float
@@ -71,23 +71,22 @@ def second_start(
 ) -> Generator[Tensor, Tensor, SecondStart]:
     """Look for an eigenvalue above ``level`` that the search has missed.
 
-    A generator: it yields vectors (P,), and receives the operator's products with them.
+    This generator yields vectors (P,), and receives the operator's products with them.
 
-    Let A be the operator on the complement, which is orthogonal to the basis of the search's last space and
-    to the locked vectors. Let r = ``space.rest`` be the coupling of A to the basis, θ_i a Ritz value below
-    the floor, and s_i the last component of its eigenvector in the basis. By Sylvester's law of inertia,
-    A + Σ_i s_i²/(τ − θ_i)·rrᵀ (the Schur complement) has as many eigenvalues above the level τ as the
-    operator has missed eigenvalues above τ. A Lanczos run from a random start in the complement finds one of
-    these eigenvalues, or bounds them (:func:`outermost`), without a product for the basis.
+    The complement consists of the vectors orthogonal to ``locked`` and to the basis of ``space``. Let A be
+    the operator restricted to the complement, r = ``space.rest`` the coupling of A to the basis, θ_i the Ritz
+    values below ``floor``, s_i the last component of the eigenvector of θ_i in the basis, and τ = ``level``.
+    By Sylvester's law of inertia, A + Σ_i s_i²/(τ − θ_i)·rrᵀ (a Schur complement) has as many eigenvalues
+    above τ as the search has missed. Lanczos steps from a random start in the complement find one of these
+    eigenvalues, or bound them (:func:`.outermost`).
 
     Args:
         space: the last Krylov space of the search.
         locked: (m, P), the eigenvectors of earlier spaces.
         floor: sign·λ of the innermost wanted eigenvalue.
-        level: the smallest sign·λ that counts as missed.
-        sign: 1 for the largest eigenvalues; −1 for the smallest, which are the largest of the negative
-            operator.
-        budget: the largest number of products.
+        level: above this sign·λ, an eigenvalue counts as missed.
+        sign: 1 for the largest eigenvalues; −1 for the smallest.
+        budget: the most products.
         ranks: the processes that hold the vectors.
     """
     size, basis_size = ranks.size(space.rest), len(space.t)
@@ -117,15 +116,15 @@ def second_start(
         coupling = float(ranks.inner(space.rest, vectors[j]))
         w = projected(torch.add(w, space.rest, alpha=rest_weight * coupling))
         w, column = operators.orthogonalize(w, [vectors[: j + 1]], ranks)
-        _, beta = next(operators.write_columns(t, [column], j))
+        _, beta = next(operators.write_columns(t, [column], j))  # writes one column
         w = projected(w)
         values, rotation = operators.small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):
             break
         bound = max(level, operators.outermost(t[: j + 1, : j + 1], beta, size))
         if values[-1] > level:  # an eigenvalue was missed
-            largest_vector = torch.from_numpy(rotation[:, -1].copy()).to(random) @ vectors[: j + 1]
-            return SecondStart(bound, j + 1, random + largest_vector)
+            ritz_vector = torch.from_numpy(rotation[:, -1].copy()).to(random) @ vectors[: j + 1]
+            return SecondStart(bound, j + 1, random + ritz_vector)
         if bound <= level:  # no eigenvalue was missed
             break
         vectors[j + 1] = w / beta
@@ -229,28 +228,23 @@ Search = Generator[Tensor, Tensor, SearchResult]
 def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     """Find the smallest and the largest eigenvalues of a symmetric operator, as a generator.
 
-    The generator yields vectors (P,), receives the operator's products with these vectors, and returns the
-    result. In this way, many searches can share one pass over the data. ``target`` has the wanted numbers of
-    smallest and largest eigenvalues. ``start`` (P,) is a random vector, or the sum of a given vector and a
-    random one of equal norm (:func:`.warm_start`).
+    The generator yields vectors (P,), receives the operator's products with them, and returns the result. In
+    this way, many searches can share one pass over the data. ``start`` (P,) is a random vector, or the sum of
+    a given vector and a random one of equal norm (:func:`.warm_start`).
 
     The search ends when each wanted Ritz pair has a residual of at most
-    ``residual_tol``·max(|λ|, |λ|_max/1000), where |λ|_max is the largest |λ|.
+    ``residual_tol``·max(|λ|, |λ|_max/1000), where |λ|_max is the largest |λ|. A product that is NaN or
+    infinite also ends the search; the result then has NaN, and is not converged.
 
     A Krylov space has only one copy of a repeated eigenvalue, and may have one vector for two close
-    eigenvalues. If several eigenvalues at one end of the spectrum are wanted, a second start
-    (:func:`.second_start`) tests whether an eigenvalue was missed that lies beyond the last wanted one by
-    more than the margin of :func:`_missable`. If so, the search goes on in the orthogonal complement of the
-    Ritz vectors. If one eigenvalue at an end is wanted, all other eigenvalues can be bounded from the first
-    start, without further products (:func:`.outermost`).
+    eigenvalues. If several eigenvalues are wanted at one end of the spectrum, :func:`second_start` therefore
+    looks for a missed eigenvalue. If it finds one, the search goes on in the orthogonal complement of the
+    Ritz vectors.
 
     The eigenpairs of an invariant subspace are exact. They are locked, and the search goes on from a random
-    vector until the wanted eigenvalues stay unchanged. If several eigenvalues at an end are wanted and P is
-    at most MAX_BASIS, the search goes on until the basis is complete.
+    vector until the wanted eigenvalues stay unchanged.
 
-    A product that is NaN or infinite ends the search. The result then has NaN, and is not converged.
-
-    Raises InputError for more eigenvalues than P.
+    Raises InputError if more eigenvalues are wanted than the operator has.
     """
     low, high, residual_tol = target.low, target.high, target.residual_tol
     ranks = target.ranks
@@ -259,12 +253,12 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
         raise InputError(f"k: {max(low, high)} is not allowed, there are only {size} parameters")
     generator = ranks.generator(size, start)
     values, vectors = np.zeros(0), start.new_zeros(0, len(start))  # the Ritz pairs of all spaces
-    wanted = np.zeros(0)  # the outermost of ``values``
+    wanted = np.zeros(0)  # the wanted eigenvalues among ``values``
     products = check_products = 0
     radius = 0.0
     bounds = {1: np.inf, -1: np.inf}  # sign -> bound on sign·λ of the eigenvalues that are not in ``values``
     report_ratio = _SearchProgress(size, target) if target.progress else lambda ratio: None
-    # The sign of each wanted end, and the number of its wanted eigenvalues.
+    # For each end of the spectrum with wanted eigenvalues: its sign, and their number.
     ends = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     converged = finished = False
     while True:
@@ -287,11 +281,11 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
             for sign in bounds:
                 largest = float((sign * values).max())
                 bounds[sign] = max(operators.outermost(sign * tridiagonal, beta, size), largest)
-        # Sign -> sign·λ of the innermost wanted eigenvalue of this end.
+        # The sign of an end -> sign·λ of the innermost wanted eigenvalue at this end.
         floors = {sign: float(np.sort(sign * wanted)[-min(count, len(wanted))]) for sign, count in ends}
         converged = space.converged
         if space.invariant:
-            # If one eigenvalue of each end is wanted, further vectors can add none beyond it.
+            # If one eigenvalue is wanted at each end, further vectors cannot add one beyond it.
             has_one_each = max(low, high) == 1 and len(wanted) == min(low + high, size)
             finished = converged = has_one_each or unchanged or len(values) == size
             if finished:  # no other eigenvalue lies beyond the wanted ones
@@ -301,7 +295,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
             finished = True
             for sign, count in ends:
                 if count == 1 and np.isfinite(bounds[sign]):
-                    continue
+                    continue  # the first start has bounded the other eigenvalues
                 floor = floors[sign]
                 level = floor + _missable(floor, residual_tol, radius)
                 budget = target.max_products - products
@@ -309,7 +303,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
                 products += second.products
                 check_products += second.products
                 bounds[sign] = second.bound
-                # If the last space changed no wanted value, nor would another: the search ends, incomplete.
+                # If the last space changed no wanted value, another is useless: the result stays incomplete.
                 if second.start is not None and not unchanged:
                     finished, start = False, second.start
                     break
@@ -317,7 +311,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
             break
         del space  # frees its basis
     wanted_vectors = vectors[torch.from_numpy(chosen).to(start.device)]  # a copy
-    # The norms have the vectors' precision: with another precision all vectors would be converted.
+    # The norms get the vectors' dtype; otherwise the division would convert all vectors.
     wanted_vectors /= ranks.norm(wanted_vectors).to(wanted_vectors)[:, None]
     complete = converged and all(
         bounds[sign] <= floor + _missable(floor, residual_tol, radius) for sign, floor in floors.items()
@@ -392,19 +386,18 @@ def verify_and_refine(
     residual_tol: float,
     errors: Sequence[float] | None = None,
 ) -> RitzPairs:
-    """Return the pairs of a search, verified and refined with products of the exact operator.
+    """Verify and refine the pairs of a search with products of the exact operator.
 
-    The values are eigenvalues of the exact operator in the span of the vectors (Rayleigh–Ritz). If the
-    search's operator A was an approximation, a residual r can be above the tolerance. The span is then
-    extended by (A − λ)⁻¹r (Davidson 1975). Here A is that of the search's last basis, and zero outside of
-    this basis. Two or three such corrections usually suffice.
+    The values are eigenvalues of the exact operator in the span of the vectors (Rayleigh–Ritz). If the search
+    used an approximate operator, a residual r can be above the tolerance. The span is then extended by a
+    correction (:func:`_davidson`). Two or three corrections usually suffice.
 
     Args:
-        result: the search.
+        result: the result of the search.
         products: the products with the exact operator, (k, P) -> (k, P).
         residual_tol: the largest residual, as in :func:`search_eigenpairs`.
-        errors: a list to which ``products`` appends the largest error of each product. These errors, and the
-            vectors' rounding, are added to the residuals. None: products are exact.
+        errors: a list to which ``products`` appends the error of each product. These errors, and the rounding
+            of the vectors, are added to the residuals. None: products are exact.
 
     Returns:
         The pairs. They are ``converged`` if the search converged and each residual meets the tolerance up to
@@ -414,10 +407,10 @@ def verify_and_refine(
     vectors, images = [*result.vectors], [*products(result.vectors)]
     ranks = result.target.ranks
     rounding = torch.finfo(result.vectors.dtype).eps * result.radius
-    mixing = np.eye(len(vectors))  # column j: ``vectors[j]`` in terms of the vectors that had products
+    mixing = np.eye(len(vectors))  # column j: ``vectors[j]`` as a combination of the multiplied vectors
 
     def residual_vector(i: int) -> Tensor:
-        """Return Hv − λv of the wanted pair ``i``."""
+        """Return Hv − λv (P,) of the wanted pair number ``i``."""
         return torch.sub(images[chosen[i]], vectors[chosen[i]], alpha=wanted[i])
 
     for step in range(CORRECTIONS + 1):
@@ -429,7 +422,7 @@ def verify_and_refine(
         chosen = operators.outer_indices(values, result.target.low, result.target.high)
         wanted = values[chosen]
         norms = double(torch.stack([ranks.norm(residual_vector(i)) for i in range(len(wanted))])).cpu()
-        norm_errors = 0 * norms  # from errors of products; NaN where the norm is NaN
+        norm_errors = 0 * norms  # caused by errors of products; NaN where the norm is NaN
         if errors and any(errors):
             # A measured error may be smaller than the rounding.
             norm_errors = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
@@ -450,7 +443,8 @@ def verify_and_refine(
         mixing = np.pad(mixing, (0, count))
         mixing[-count:, -count:] = np.eye(count)
     converged = result.converged and bool((residuals.numpy() <= allowed).all())
-    # Each bound moves outward by the change of the innermost wanted value of its end. Values are descending.
+    # Each bound moves outward by the change of the innermost wanted value at its end or, if none is wanted
+    # there, by that of the outermost. Values are descending.
     shifts = np.abs(wanted - result.values)
     below, above = result.bounds
     low_count = min(result.target.low or 1, len(shifts))
@@ -466,7 +460,10 @@ def verify_and_refine(
 
 
 def _davidson(result: SearchResult, r: Tensor, eigenvalue: float, residual: float) -> Tensor:
-    """Return (A − λ)⁻¹r, (P,): A the search's operator in its last basis and zero outside; ‖r‖ = residual."""
+    """Return the correction (A − λ)⁻¹r (P,) for a residual vector r of norm ``residual`` (Davidson 1975).
+
+    Here A is the search's operator projected on its last basis; it is zero outside of this basis.
+    """
     values, rotation = operators.small_eigh(result.t)
     distances = values - eigenvalue
     # A distance below the residual may be an error. The residual then takes its place.

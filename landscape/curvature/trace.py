@@ -49,7 +49,7 @@ BLOCK = 8
 def _quadrature(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
     """Return the nodes and masses (steps,) of the Lanczos quadrature that begins with ``start`` (P,).
 
-    The generator yields vectors (P,), and receives their products. If the Lanczos steps end early, the
+    This generator yields vectors (P,), and receives their products. If the Lanczos steps end early, the
     missing nodes have mass 0.
     """
     vectors = start.new_zeros(steps, len(start))
@@ -64,15 +64,15 @@ def _quadrature(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Te
         w, column = orthogonalize(w, [vectors[: j + 1]], ranks)
         unread_columns.append(column)
         if len(unread_columns) < columns_per_read and j + 1 < steps:
-            vectors[j + 1] = w / column[-1].clamp(min=torch.finfo(w.dtype).tiny)  # not 0/0, see krylov()
+            vectors[j + 1] = w / column[-1].clamp(min=torch.finfo(w.dtype).tiny)  # the clamp avoids 0/0
             continue
         for i, beta in write_columns(t, unread_columns, j):
             count, largest = i + 1, float(np.abs(t).max())
             # A product that is not finite, or a space that the matrix maps to itself, also ends the steps.
-            ends = count == steps or not beta < np.inf or negligible(beta, largest, start.dtype)
-            if ends:
+            is_last = count == steps or not beta < np.inf or negligible(beta, largest, start.dtype)
+            if is_last:
                 break
-        if ends:
+        if is_last:
             break
         unread_columns.clear()
         vectors[j + 1] = w / beta
@@ -109,10 +109,9 @@ def density(
     """Estimate the spectral density of ∇²L(θ) by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
 
     Args:
-        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
-        draws: the number of random vectors, with one quadrature for each. The default is 10.
-        steps: the number of Lanczos steps for each draw; one step takes one product. The default is 80.
-            (Ghorbani, Krishnan and Xiao 2019 use both defaults for networks of all sizes.)
+        problem: the loss, a run, or a symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
+        draws: the number of random vectors; each of them gives one quadrature.
+        steps: the number of Lanczos steps for each draw; one step takes one product.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
@@ -126,7 +125,7 @@ def density(
         Nodes and masses, (draws, steps) each; the masses of a draw sum to 1.
 
     Raises:
-        InputError: a count below 1, an unknown option, or an operator that is not symmetric.
+        InputError: a count below 1, an unknown option, or a matrix that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -227,17 +226,17 @@ def hutchpp(
 ) -> dict[str, Any]:
     """Return tr A of a symmetric operator A (P, P), by Hutch++ (Meyer et al. 2021, Algorithm 1).
 
-    A third of the products gives AS for random signs S, and so an orthonormal basis Q of the range of AS. A
-    second third gives tr(QᵀAQ). The last third gives samples gᵀ(I − QQᵀ)A(I − QQᵀ)g for random signs g, whose
-    mean estimates tr A − tr(QᵀAQ) without bias. The standard error of tr A is that of this mean.
+    A third of the products gives AS for random signs S. Q is an orthonormal basis of the range of AS. Another
+    third gives tr(QᵀAQ). The last third gives samples gᵀ(I − QQᵀ)A(I − QQᵀ)g for random signs g; their mean
+    estimates tr A − tr(QᵀAQ) without bias. The standard error of tr A is that of this mean.
 
     Args:
         operator: the products with A, (k, P) -> (k, P) for k up to 8.
         like: (P,), a vector of the wanted dtype and device.
-        products: the number of products. At least 6, so that the last third has two samples.
+        products: the number of products, at least 6: the last third then has two samples.
         seed: the seed of the random signs.
         progress: called with the finished share of the products.
-        ranks: the processes among which vectors are divided.
+        ranks: the processes that hold the vectors.
         form_error: a function from rows v (k, P) to the mean error of vᵀAv, which enters the standard error.
 
     Returns:
@@ -305,14 +304,13 @@ def trace(
     """Estimate tr ∇²L(θ), with its standard error, by Hutch++ (Meyer et al. 2021).
 
     Args:
-        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
-        products: the largest number of Hessian-vector products, 6 or more. A third of the products are
-            random samples.
+        problem: the loss, a run, or a symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
+        products: the most Hessian-vector products, at least 6.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        engine: "landscape", or "pyhessian" for that package's plain Hutchinson samples, one for each product.
+        engine: "landscape", or "pyhessian" for that package's Hutchinson estimate, with one sample a product.
         seed: the seed of the random signs.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
@@ -322,8 +320,8 @@ def trace(
         The estimate and its standard error.
 
     Raises:
-        InputError: fewer than 6 products, an unknown option, an option that pyhessian does not have, or an
-            operator that is not symmetric.
+        InputError: fewer than 6 products, an unknown option, an option that pyhessian does not have, or a
+            matrix that is not symmetric.
 
     Example:
         >>> import torch, landscape
