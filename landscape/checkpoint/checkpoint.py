@@ -209,9 +209,9 @@ class Checkpoint(Shown):
     ) -> Problem:
         """Return the run's model and data as a :class:`landscape.Problem`, centered on w_a or on one learner.
 
-        With w_a, the buffers are the means of the learners' buffers; integer buffers are those of learner 0.
-        BatchNorm's statistics at w_a are those that the run recorded; if it recorded none, they are estimated
-        on the training set. Model, data and loss may also be names "MODULE:NAME".
+        With w_a, buffers are averaged over the learners (integers: learner 0). BatchNorm's statistics at w_a
+        are read from the run or, if the run did not record them, estimated on the training set. Model, data
+        and loss may also be names "MODULE:NAME".
 
         Args:
             split: "train" (the default) or "test".

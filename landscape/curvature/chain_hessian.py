@@ -169,7 +169,7 @@ class ChainHessian:
         first_v = v[self.layers[0].step.weight].flatten(0, 1)
         last = len(self.layers) - 1
         for c in self.chunks:  # see _Chunk
-            # Forward: rz is the derivative along v of a layer's output z; rh is that of the activation of z.
+            # Forward: rz is the derivative along v of a layer's output z, and rh that of its activation.
             rzs: list[Tensor] = []
             rhs: list[Tensor] = []
             for i, layer in enumerate(self.layers):

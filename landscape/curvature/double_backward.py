@@ -75,12 +75,12 @@ def in_full_precision(problem: Problem) -> Problem:
     """
     fit("problem", problem, Problem)
     is_half = problem.dtype in LOW
-    full = problem.to(torch.float32) if is_half else problem
+    full_problem = problem.to(torch.float32) if is_half else problem
     if INSIDE in problem.checked:
-        return full
-    small_problem = full.on(full.data.few())
+        return full_problem
+    small_problem = full_problem.on(full_problem.data.few())
     try:
-        with torch.no_grad(), FullPrecision(full.dtype) as mode:
+        with torch.no_grad(), FullPrecision(full_problem.dtype) as mode:
             first_loss(small_problem, small_problem.layout.views(small_problem.weights))
     except LandscapeError:
         raise
@@ -95,10 +95,10 @@ def in_full_precision(problem: Problem) -> Problem:
         half_dtypes.add(problem.dtype)
     if half_dtypes:
         names = sorted(str(dtype).removeprefix("torch.") for dtype in half_dtypes)
-        arithmetic = str(full.dtype).removeprefix("torch.")
+        arithmetic = str(full_problem.dtype).removeprefix("torch.")
         words = f"it computes in {' and '.join(names)}; second derivatives have {arithmetic} arithmetic"
         warn_caller(f"model: {words}", ProblemWarning)
-    return full
+    return full_problem
 
 
 # PyTorch's messages for operations without a second derivative, with the operation's name: a general one, and

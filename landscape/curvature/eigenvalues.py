@@ -188,14 +188,14 @@ class _SubsetSearch:
         problem, single_chain = self._problem, self._single_chain
         has_all = subset is problem
         share = subset.samples / problem.samples  # turns the subset's mean into its part of the whole mean
-        verifying: Iterable[Products]  # products with all samples, for each point
+        all_exact_products: Iterable[Products]  # products with all samples, for each point
         if self._is_chain:
-            searching = single_chain if single_chain and has_all else self._chain(subset, weights)
-            products = _in_lockstep(searching, share)
+            search_hessian = single_chain if single_chain and has_all else self._chain(subset, weights)
+            products = _in_lockstep(search_hessian, share)
             if single_chain:
-                verifying = [single_chain]
+                all_exact_products = [single_chain]
             else:  # a generator, so that one matrix is in memory at a time
-                verifying = (self._chain(problem, theta[None]) for theta in weights)
+                all_exact_products = (self._chain(problem, theta[None]) for theta in weights)
         else:
             operators = [self._options.at(subset, theta) for theta in weights]
 
@@ -204,16 +204,16 @@ class _SubsetSearch:
                 return stacked([operators[i]._images(row[None])[0].mul_(share) for i, row in pairs])
 
             if has_all:
-                verifying = [h._images for h in operators]
+                all_exact_products = [h._images for h in operators]
             else:
-                verifying = (self._options.at(problem, theta)._images for theta in weights)
+                all_exact_products = (self._options.at(problem, theta)._images for theta in weights)
         searches = [search_eigenpairs(start, self._target) for start in starts]
         results = run_in_lockstep(searches, products)
         name = str(problem.dtype).removeprefix("torch.")
         name += "" if has_all else f", {subset.samples:,} of {problem.samples:,} samples"
         return [
             replace(verify_and_refine(result, exact_products, self._target.residual_tol), search=name)
-            for result, exact_products in zip(results, verifying, strict=True)
+            for result, exact_products in zip(results, all_exact_products, strict=True)
         ]
 
 
@@ -288,7 +288,7 @@ class Matrix:
         if on_ranks(subject):  # a sharded model has an operator of its own, with products by differences only
             subject = subject.hessian(options["weights"])
             options["weights"] = None
-            if options["derivatives"] == "differences":  # it has no other kind
+            if options["derivatives"] == "differences":  # the only kind of such an operator
                 options["derivatives"] = None
         operator = as_operator(subject)
         if operator:
@@ -402,15 +402,13 @@ def extreme_eigenvalues(
     """Compute the smallest and the largest eigenvalue of ∇²L(θ) by Lanczos steps (Lanczos 1950).
 
     Args:
-        problem: the loss, a run, or a symmetric matrix: an object with ``shape`` and ``@`` of PyTorch, NumPy,
-            SciPy, curvlinops or this package. With a matrix, the options about a Hessian are not allowed.
+        problem: the loss, a run, or a symmetric matrix of PyTorch, NumPy, SciPy, curvlinops or this package.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        search: "exact", or "auto" to save time: the search may use the samples with most curvature only; the
-            results are then refined with all samples.
+        search: "exact", or "auto": the search may leave out samples with little curvature, results do not.
         max_products: the most Hessian-vector products. If they do not suffice, ``converged`` is False.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
@@ -421,7 +419,8 @@ def extreme_eigenvalues(
         The two eigenvalues with their residuals and eigenvectors.
 
     Raises:
-        InputError: a value out of range, an unknown option, or a matrix that is not symmetric.
+        InputError: a value out of range, a matrix that is not symmetric, or an option that is unknown or not
+            allowed with a matrix.
 
     Example:
         >>> import torch, landscape
@@ -464,8 +463,7 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     """Compute the ``k`` algebraically largest eigenvalues of ∇²L(θ), with eigenvectors and residuals.
 
-    The method is a Lanczos iteration with thick restarts (Wu and Simon 2000), and with a second start (ours)
-    that looks for missed eigenvalues.
+    The method is a Lanczos iteration with thick restarts (Wu and Simon 2000) and a second start (ours).
 
     Args:
         problem: the loss, a run, or a symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
@@ -477,11 +475,9 @@ def top_eigenvalues(
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         precondition: a positive diagonal in the order of θ, or what :func:`landscape.preconditioner` returns.
             The eigenpairs are then those of the preconditioned Hessian.
-        search: "exact" or "auto", as in :func:`landscape.extreme_eigenvalues`; always exact with
-            ``precondition``.
+        search: "exact" or "auto", as in :func:`landscape.extreme_eigenvalues`.
         engine: "landscape", or "pyhessian" for that package's eigenvalue of largest *magnitude*; k is then 1.
-        initial: (P,), where the search begins, such as the sum of eigenvectors at nearby weights. A random
-            vector of equal norm is added.
+        initial: (P,), a vector near the wanted eigenvectors. A random vector of equal norm is added.
         max_products: the most Hessian-vector products. If they do not suffice, ``converged`` is False.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.

@@ -524,17 +524,17 @@ def krylov(
             radius = max(radius, float(np.abs(values).max()))
             is_finite = bool(np.isfinite(beta))
             invariant = is_finite and (negligible(beta, radius, start.dtype) or i + 1 == dimension)
-            wanted = np.arange(i + 1) if invariant else outer_indices(values, low, high)
-            allowed = residual_tol * np.maximum(np.abs(values[wanted]), NEAR_ZERO * radius)
+            chosen = np.arange(i + 1) if invariant else outer_indices(values, low, high)
+            allowed = residual_tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
             has_enough = i + 1 >= min(low + high, dimension) and not must_complete
-            residuals = beta * np.abs(rotation[-1, wanted])
+            residuals = beta * np.abs(rotation[-1, chosen])
             converged = invariant or (has_enough and bool(np.all(residuals <= allowed)))
             if has_enough and is_finite and radius:
                 report_ratio(float(np.max(residuals / allowed)))
             if invariant or not converged:
                 stable_values = None
-            elif stable_values is None or np.any(np.abs(values[wanted] - stable_values) > allowed):
-                stable_values, stable_since = values[wanted], count
+            elif stable_values is None or np.any(np.abs(values[chosen] - stable_values) > allowed):
+                stable_values, stable_since = values[chosen], count
             is_stable = count - stable_since >= STABLE_PRODUCTS or count >= MIN_PRODUCTS
             stops = invariant or (converged and is_stable) or count >= budget or not is_finite
             if stops:
@@ -544,7 +544,7 @@ def krylov(
             if i < j:  # the steps after step i are dropped, and the w of step i is restored
                 j, w = i, vectors[i + 1] * beta
             break
-        if j + 1 == len(vectors) - 1:  # the basis is full: restart with half of it, the outer Ritz vectors
+        if j + 1 == len(vectors) - 1:  # the basis is full: restart with outer Ritz vectors, half as many
             count_per_end = max(1, (j + 1) // (4 if low and high else 2))
             retained = outer_indices(values, count_per_end if low else 0, count_per_end if high else 0)
             combine(rows_of(vectors.first(j + 1)), rotation[:, retained].T)
@@ -556,11 +556,11 @@ def krylov(
         torch.div(w, beta, out=vectors[j + 1])
         del w  # frees memory for the next product
         j += 1
-    ritz_vectors = start.new_empty(len(wanted), len(start))
+    ritz_vectors = start.new_empty(len(chosen), len(start))
     basis, t = vectors.first(j + 1), t[: j + 1, : j + 1]
-    combine(rows_of(basis), rotation[:, wanted].T, ritz_vectors)
+    combine(rows_of(basis), rotation[:, chosen].T, ritz_vectors)
     return KrylovSpace(
-        values=values[wanted], vectors=ritz_vectors, products=products, converged=converged,
+        values=values[chosen], vectors=ritz_vectors, products=products, converged=converged,
         invariant=invariant, radius=radius, basis=basis, t=t, rest=w, first=before_restart or (t, beta),
     )  # fmt: skip
 

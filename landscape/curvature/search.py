@@ -104,11 +104,12 @@ def second_start(
         return w
 
     generator = ranks.generator(size + len(locked), space.rest)
-    random = projected(ranks.normal(space.rest, generator, torch.float64))
-    random = projected(random / ranks.norm(random))  # the second projection removes rounding errors
-    mixed = random + space.rest / ranks.norm(space.rest)
-    vectors = torch.zeros(steps + 1, len(random), dtype=random.dtype, device=random.device)
-    vectors[0] = mixed / ranks.norm(mixed)
+    random_start = projected(ranks.normal(space.rest, generator, torch.float64))
+    # The second projection removes rounding errors.
+    random_start = projected(random_start / ranks.norm(random_start))
+    start = random_start + space.rest / ranks.norm(space.rest)
+    vectors = torch.zeros(steps + 1, len(random_start), dtype=random_start.dtype, device=random_start.device)
+    vectors[0] = start / ranks.norm(start)
     t = np.zeros((steps, steps))
     bound = math.inf
     for j in range(steps):
@@ -123,8 +124,8 @@ def second_start(
             break
         bound = max(level, operators.outermost(t[: j + 1, : j + 1], beta, size))
         if values[-1] > level:  # an eigenvalue was missed
-            ritz_vector = torch.from_numpy(rotation[:, -1].copy()).to(random) @ vectors[: j + 1]
-            return SecondStart(bound, j + 1, random + ritz_vector)
+            ritz_vector = torch.from_numpy(rotation[:, -1].copy()).to(random_start) @ vectors[: j + 1]
+            return SecondStart(bound, j + 1, random_start + ritz_vector)
         if bound <= level:  # no eigenvalue was missed
             break
         vectors[j + 1] = w / beta
@@ -258,7 +259,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     radius = 0.0
     bounds = {1: np.inf, -1: np.inf}  # sign -> bound on sign·λ of the eigenvalues that are not in ``values``
     report_ratio = _SearchProgress(size, target) if target.progress else lambda ratio: None
-    # For each end of the spectrum with wanted eigenvalues: its sign, and their number.
+    # (sign, number of wanted eigenvalues) for each end of the spectrum that has wanted eigenvalues.
     ends = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     converged = finished = False
     while True:
@@ -443,8 +444,8 @@ def verify_and_refine(
         mixing = np.pad(mixing, (0, count))
         mixing[-count:, -count:] = np.eye(count)
     converged = result.converged and bool((residuals.numpy() <= allowed).all())
-    # Each bound moves outward by the change of the innermost wanted value at its end or, if none is wanted
-    # there, by that of the outermost. Values are descending.
+    # Each bound moves outward by the change of the innermost wanted value at its end (of the outermost value,
+    # if none is wanted there). Values are descending.
     shifts = np.abs(wanted - result.values)
     below, above = result.bounds
     low_count = min(result.target.low or 1, len(shifts))

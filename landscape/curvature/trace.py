@@ -110,7 +110,7 @@ def density(
 
     Args:
         problem: the loss, a run, or a symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
-        draws: the number of random vectors; each of them gives one quadrature.
+        draws: the number of random vectors, one for each quadrature.
         steps: the number of Lanczos steps for each draw; one step takes one product.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
