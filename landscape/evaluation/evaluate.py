@@ -62,12 +62,13 @@ def scaled_to_device(size: int, device: torch.device) -> int:
 def block_size(
     problem: Problem, layers: list[Layer], count: int, budget: MemoryBudget, forced: bool
 ) -> tuple[int, int] | None:
-    """Return the number of samples in a chunk and of points in a block of the batched method.
+    """Return the number of samples in a chunk, and of points in a block, for the batched method.
 
-    If one sample and one point exceed the memory, return None, or raise InputError with ``forced``.
+    If one sample at one point exceeds the memory, return None or, with ``forced``, raise InputError.
 
     Args:
-        problem, layers: the loss, and the model's chain of layers.
+        problem: the loss.
+        layers: the layers of the model, a chain.
         count: the number of points that will be evaluated.
         budget: the memory.
         forced: whether the user has chosen the method.
@@ -78,11 +79,11 @@ def block_size(
     widest = max(width for width, _ in weight_shapes)
     later_weights = problem.layout.size - first_width * inputs
     number_bytes = problem.weights.itemsize
-    # Metrics need the outputs once more, in another order, and up to two copies of them in float64.
+    # Metrics need the outputs in another order (1 copy), and up to two copies in float64 (as large as 4).
     copies = ACTIVATION_COPIES + (5 if problem.metrics else 0)
-    # Center and directions in one tensor, and the later weights at one point.
+    # The center and the two directions in one tensor, and the weights of later layers at one point.
     fixed_bytes = 3 * problem.weights.nbytes + copies * later_weights * number_bytes
-    # For one sample, the products with the first weight, and the activations at one point.
+    # For one sample: three products with the first layer's weights, and the activations at one point.
     sample_bytes = (3 * first_width + copies * widest) * number_bytes
     if fixed_bytes + sample_bytes > budget.remaining:
         if forced:
@@ -92,78 +93,79 @@ def block_size(
     chunk = int(min(on_device(CHUNK), problem.samples, (budget.remaining - fixed_bytes) // sample_bytes))
     point_bytes = max(chunk * widest, later_weights) * number_bytes
     remaining = budget.remaining - fixed_bytes - 3 * first_width * chunk * number_bytes
-    by_memory = remaining // (copies * point_bytes)
-    by_cache = on_device(BLOCK_BYTES) // point_bytes
-    block = int(max(1, min(on_device(MAX_BLOCK), count, by_cache, by_memory)))
+    max_by_memory = remaining // (copies * point_bytes)
+    max_by_cache = on_device(BLOCK_BYTES) // point_bytes
+    block = int(max(1, min(on_device(MAX_BLOCK), count, max_by_cache, max_by_memory)))
     return chunk, block
 
 
 @torch.no_grad()
 def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Totals:
-    """Return the function from points to their totals by the batched method.
+    """Return the function that computes the totals of points by the batched method, see :data:`Totals`.
 
     Args:
         loss: the loss on the plane.
-        layers: the model's layers, a chain that begins with a linear layer.
+        layers: the layers of the model, a chain that begins with a linear layer.
         size: the number of samples in a chunk, and the number of points in a block.
     """
     problem, samples = loss.problem, loss.problem.samples
     chunk, block = size
-    first, *later = layers
-    assert isinstance(first, LinearLayer)
+    first_layer, *later_layers = layers
+    assert isinstance(first_layer, LinearLayer)
     assert problem.tensors is not None
     x, y = problem.tensors
     # The parameters of the center and of the two directions, (3, *shape), by name.
     views = problem.layout.views(torch.stack((loss.center, *loss.directions)))
-    last = next(layer for layer in reversed(layers) if isinstance(layer, LinearLayer))
-    outputs = views[last.weight].shape[1]
-    has_classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
-    has_accuracy = has_classes and bool(((y >= 0) & (y < outputs)).all())
-    # Built-in metrics compute the terms of a softmax loss, from which the loss then costs little.
+    last_layer = next(layer for layer in reversed(layers) if isinstance(layer, LinearLayer))
+    output_count = views[last_layer.weight].shape[1]
+    has_classes = y.dim() == 1 and not y.is_floating_point() and output_count > 1
+    has_accuracy = has_classes and bool(((y >= 0) & (y < output_count)).all())
+    # Built-in metrics compute the terms of a softmax loss, which then also give the loss.
     has_softmax_terms = (
         has_accuracy and is_softmax_loss(problem.criterion) and any(m.statistic for m in problem.metrics)
     )
 
     def block_sums(coordinates: Tensor, products: Tensor, y: Tensor) -> list[Tensor]:
-        """Return mean losses (k,), correct samples (k,), and the sums (k, S) of each metric.
+        """Return the mean losses (k,), the numbers of correct samples (k,), and each metric's sums (k, S).
 
         Args:
-            coordinates: (k, 3), for each point (1, a, b).
-            products: (3, width, B), the samples times the first weight of the center and of each direction.
+            coordinates: (k, 3), a row (1, a, b) for each point.
+            products: (3, width, B), the first layer's weights of the center and of each direction, times the
+                B samples.
             y: (B, …), the targets.
         """
-        points = len(coordinates)
+        point_count = len(coordinates)
         a, b = coordinates[:, 1, None, None], coordinates[:, 2, None, None]
 
         def at_points(name: str) -> Tensor:
             """Return the parameter ``name`` at the points, (k, *shape)."""
-            return (coordinates @ views[name].flatten(1)).view(points, *views[name].shape[1:])
+            return (coordinates @ views[name].flatten(1)).view(point_count, *views[name].shape[1:])
 
         h = torch.addcmul(products[0], a, products[1]).addcmul_(b, products[2])  # (k, width, B)
-        if first.bias:
-            h += at_points(first.bias).unsqueeze(-1)
-        for layer in later:
+        if first_layer.bias:
+            h += at_points(first_layer.bias).unsqueeze(-1)
+        for layer in later_layers:
             if not isinstance(layer, LinearLayer):
                 h = h.relu_() if type(layer) is nn.ReLU else layer(h)
             elif layer.bias:
                 h = torch.baddbmm(at_points(layer.bias).unsqueeze(-1), at_points(layer.weight), h)
             else:
                 h = torch.bmm(at_points(layer.weight), h)
-        targets = y.expand(points, *y.shape)
+        targets = y.expand(point_count, *y.shape)
         scores = Scores(h, y if has_classes else numbers(y))
         if has_softmax_terms:  # cross-entropy: log Σ exp(outputs) − the output of the target's class
             losses = (scores.top - scores.own + scores.scale).mean(2)[:, 0]
         else:
             losses = stacked_losses(problem.criterion, h, targets)
         correct = scores.right.sum(1) if has_accuracy else torch.full_like(losses, torch.nan)
-        # (k·B, outputs): the user's metrics are functions of single samples.
+        # (k·B, outputs), for metrics of the user, which take a row for each sample.
         rows = None if all(m.statistic for m in problem.metrics) else h.transpose(1, 2).flatten(0, 1)
         sample_sums = [metric.sums(rows, targets.flatten(0, 1), scores) for metric in problem.metrics]
-        sums = [values.view(points, -1, values.shape[1]).sum(1) for values in sample_sums]
+        sums = [values.view(point_count, -1, values.shape[1]).sum(1) for values in sample_sums]
         return [losses, correct, *sums]
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
-        padding = -len(points) % block  # the last point is repeated, so that all blocks have one shape
+        padding = -len(points) % block  # repeats of the last point, so that all blocks have one shape
         padded = torch.cat((points, points[-1:].expand(padding, 2)))
         coordinates = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
         total = loss.empty(len(padded))
@@ -171,7 +173,7 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
         for i in range(0, samples, chunk):
             x_chunk, y_chunk = x[i : i + chunk], y[i : i + chunk]
             count = len(x_chunk)
-            products = (views[first.weight].flatten(0, 1) @ x_chunk.flatten(1).T).view(3, -1, count)
+            products = (views[first_layer.weight].flatten(0, 1) @ x_chunk.flatten(1).T).view(3, -1, count)
             for k in range(0, len(padded), block):
                 rows = slice(k, k + block)
                 losses, correct, *sums = block_sums(coordinates[rows], products, y_chunk)
@@ -263,38 +265,38 @@ class PlaneLoss:
 
     @torch.no_grad()
     def agrees(self, method: str, fast: Callable[[PlaneLoss], Totals], *, forced: bool) -> bool:
-        """Return whether a method has the model's losses on a few samples, at three points of the plane.
+        """Return whether a method gives the losses of the model, at three points and on a few samples.
 
-        If not, warn with PathWarning, or raise InputError with ``forced``.
+        If it does not, warn with PathWarning or, with ``forced``, raise InputError.
 
         Args:
             method: the name of the method, for messages.
-            fast: the function from a plane's loss to the method's totals.
+            fast: the function that returns the method's totals for a loss on the plane.
             forced: whether the user has chosen the method.
         """
         if self.problem.check == "off":
             return True
-        few = replace(self, problem=few_of(self.problem))
+        small_loss = replace(self, problem=few_of(self.problem))
         distance = DISPLACEMENT * max(float(vector_norm(self.center)), 1e-3)
         norms = vector_norm(self.directions).tolist()
         a, b = [distance / norm if norm > 0 else 0.0 for norm in norms]
         points = torch.tensor([[0.0, 0.0], [a, -b / 2], [-a / 2, b]], dtype=torch.float64)
-        expected = few.pointwise(points, no_progress)  # contains the penalty
+        expected = small_loss.pointwise(points, no_progress)  # includes the penalty
         try:
-            totals = few.with_penalty(fast(few))(points, no_progress)
+            totals = small_loss.with_penalty(fast(small_loss))(points, no_progress)
         except Exception as error:  # a model that does not run by this method may raise any error
             reason = f"it fails on this model ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         else:
-            samples, rtol = few.problem.data.samples, tolerance(self.problem.dtype)
+            samples, rtol = small_loss.problem.data.samples, tolerance(self.problem.dtype)
             losses, expected_losses = totals[:, 0], expected[:, 0]
             atol = rtol * samples  # losses are sums over the samples
             same_losses = torch.allclose(losses, expected_losses, rtol=rtol, atol=atol, equal_nan=True)
-            # The accuracy in column 1 is NaN for the same points.
+            # The accuracy, column 1, must be NaN at the same points.
             if same_losses and torch.equal(totals[:, 1].isnan(), expected[:, 1].isnan()):
                 return True
             worst = int((losses - expected_losses).abs().nan_to_num(nan=torch.inf).argmax())
             loss, expected_loss = losses[worst] / samples, expected_losses[worst] / samples
-            reason = f"its loss is {loss:.6g} where that of the model itself is {expected_loss:.6g}"
+            reason = f"its loss is {loss:.6g} where the loss of the model itself is {expected_loss:.6g}"
         if forced:
             raise InputError(f"method: '{method}' is not allowed for this model, {reason}; use 'pointwise'")
         warn_caller(f"method: 'pointwise' in place of '{method}', {reason}", PathWarning)
@@ -302,7 +304,7 @@ class PlaneLoss:
 
 
 def folded_totals(loss: PlaneLoss, folded: FoldedForward) -> Totals:
-    """Return the function from points to their totals by the ``folded`` forward pass."""
+    """Return the function that computes the totals of points by the ``folded`` forward pass."""
     problem = loss.problem
 
     def folded_totals_at(theta: Tensor) -> Tensor:
@@ -368,7 +370,7 @@ def evaluator(
     problem: Problem, center: Tensor, directions: Tensor, count: int, *, method: str = "auto",
     autocast: str | None = None, max_memory: int | None = None,
 ) -> Evaluator:  # fmt: skip
-    """Return the evaluator of points of a plane, by the given method or by a chosen one.
+    """Return an evaluator of the loss at points of a plane.
 
     Args:
         problem: the loss.
@@ -377,12 +379,13 @@ def evaluator(
         method: one of METHODS; "auto" chooses by the layers of the model and a comparison on a few samples.
         autocast: None: the model's dtype; "tf32": float32 with TensorFloat-32 products, on CUDA;
             "bfloat16": weights and inputs in bfloat16, outputs and losses in float32, by the folded method.
-        max_memory: the most bytes of the process (on CUDA, of PyTorch's reserved memory on the device) during
-            the evaluation; default: the limit of the current call. Chunks of data and blocks of points are
-            made small enough. Data in batches keep the caller's batches.
+        max_memory: the most bytes that the process (on CUDA: PyTorch, on the device) may use; default: the
+            limit of the current call. It bounds chunks of data and blocks of points, not the caller's
+            batches.
 
     Raises:
-        InputError: a method that does not work with the model, or a max_memory that is too small.
+        InputError: a method or an ``autocast`` that does not work with the model, or a max_memory that is
+            too small.
     """
     if autocast == "tf32" and (problem.device.type != "cuda" or problem.dtype != torch.float32):
         raise InputError("autocast: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
@@ -394,7 +397,7 @@ def evaluator(
     dtype = autocast_dtype or problem.dtype
     has_linear_chain = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
     can_batch = has_linear_chain and all(metric.of_sums for metric in problem.metrics)
-    # Weights in half precision are evaluated by the model itself, which rounds as the user's network.
+    # The model itself evaluates weights in half precision, so that rounding is as in the user's network.
     if center.dtype != problem.dtype:
         can_batch = False
         method = "pointwise" if method == "auto" else method
@@ -419,7 +422,9 @@ def _batched_evaluator(
     size = block_size(problem, layers, count, budget, forced=forced)
     if size is None:
         return None
-    if not loss.agrees("batched", lambda few: batched(few, layers, (few.problem.samples, 3)), forced=forced):
+    if not loss.agrees(
+        "batched", lambda small: batched(small, layers, (small.problem.samples, 3)), forced=forced
+    ):
         return None
     chunk, block = size
     chunked = problem if budget.limit is None else problem.on(problem.data.in_chunks(chunk))
@@ -435,7 +440,7 @@ def _pointwise_evaluator(
     Only the folded method can compute in a ``dtype`` other than the model's.
     """
     problem, same_dtype = loss.problem, dtype == loss.problem.dtype
-    theta_bytes = problem.weights.nbytes  # one buffer for the weights of all points
+    theta_bytes = problem.weights.nbytes  # one buffer, which holds the weights of one point at a time
     folded_bytes = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
     can_fold = method != "pointwise" and not problem.batchnorm.varies and problem.separable
@@ -444,15 +449,15 @@ def _pointwise_evaluator(
     if method == "auto" and same_dtype and not is_faster:
         folded = None
     elif folded is not None:
-        in_model_dtype = folded if same_dtype else folded.converted(problem.dtype)
-        if not loss.agrees("folded", lambda few: folded_totals(few, in_model_dtype), forced=method != "auto"):
+        converted = folded if same_dtype else folded.converted(problem.dtype)  # to the model's dtype
+        if not loss.agrees("folded", lambda small: folded_totals(small, converted), forced=method != "auto"):
             folded = None
     if folded is None and (method == "folded" or not same_dtype):
         option = "method: 'folded'" if same_dtype else f"autocast: '{autocast}'"
         words = "a model that torch.fx can trace, BatchNorm statistics of the center, and a mean as loss"
         raise InputError(f"{option} needs {words}; leave it out")
     weight_bytes = theta_bytes + (folded_bytes if folded else 0)
-    # The activations of a narrower dtype leave room for more samples.
+    # With a narrower dtype, activations are smaller, and a chunk can have more samples.
     ratio = max(1, problem.dtype.itemsize // dtype.itemsize)
     chunked = _in_chunks(problem, budget, weight_bytes, ratio)
     chunked_loss = replace(loss, problem=chunked)
@@ -465,20 +470,20 @@ def _pointwise_evaluator(
 def confirm(evaluate: Evaluator, center: Tensor, directions: Tensor, points: Tensor, losses: Array) -> None:
     """Raise InputError unless :meth:`Problem.loss` at one point equals the loss computed by ``evaluate``.
 
-    The point is the one with a finite loss that is nearest to the center. The comparison takes one pass over
-    all data. If the problem's ``check`` is "off", nothing is compared.
+    The point is the one nearest to the center among those with a finite loss. The comparison takes one pass
+    over all data. If the problem's ``check`` is "off", nothing is compared.
 
     Args:
         evaluate: the evaluator that has computed the losses.
         center, directions: (P,) and (2, P), the plane.
-        points: (K, 2), coordinates.
-        losses: (K,), NaN where no loss was computed.
+        points: (K, 2), the coordinates of the points.
+        losses: (K,), the losses at the points; NaN where no loss was computed.
     """
     problem = evaluate.chunked
-    finite = np.flatnonzero(np.isfinite(losses))
-    if not len(finite) or problem.check == "off":
+    finite_indices = np.flatnonzero(np.isfinite(losses))
+    if not len(finite_indices) or problem.check == "off":
         return
-    nearest = int(finite[points[torch.from_numpy(finite)].norm(dim=1).argmin()])
+    nearest = int(finite_indices[points[torch.from_numpy(finite_indices)].norm(dim=1).argmin()])
     a, b = points[nearest].tolist()
     theta = PlaneLoss(problem, center, directions).move(a, b, torch.empty_like(center))
     loss, own_loss = float(losses[nearest]), problem.loss(theta)
@@ -489,9 +494,9 @@ def confirm(evaluate: Evaluator, center: Tensor, directions: Tensor, points: Ten
     second_loss = problem.loss(theta)  # differs from the first if the model or the loss is random
     cause = f"the method '{evaluate.method}' is wrong for this model; use method='pointwise'"
     if evaluate.method == "pointwise":
-        cause = "model or loss keeps something of an earlier pass; let it do so in training alone"
+        cause = "model or loss keeps something of an earlier pass; let it do so in training only"
     if not abs(second_loss - own_loss) <= allowed:
-        cause = f"it is {second_loss:.8g} in a second pass; the loss is random, or changes with each pass"
+        cause = f"the loss is {second_loss:.8g} in a second pass; it is random, or changes with each pass"
     raise InputError(
         f"model or loss: at the point ({a:.4g}, {b:.4g}) the loss is {loss:.8g}, but by Problem.loss() it "
         f"is {own_loss:.8g}: {cause}"

@@ -81,16 +81,16 @@ class FoldedForward:
 def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
     """Return the folded forward pass of ``model`` (in eval mode), or None if torch.fx cannot trace the model.
 
-    A pair of a convolution and a BatchNorm is folded if the BatchNorm tracks statistics and the model uses
+    A convolution and a BatchNorm after it are folded if the BatchNorm tracks statistics and the model uses
     both modules once. Without such pairs, only the memory layout and ``dtype`` differ from the model. A trace
-    drops hooks and follows one branch, so that it may compute another function than the model. The caller
-    must therefore compare the two.
+    drops hooks and follows one branch, so it may compute another function than the model does; the caller
+    must compare the two.
     """
-    # In a trace an optional argument is never None, so that "if mask is not None" would always be true.
+    # In a trace an optional argument is never None: a branch "if mask is not None" would always be taken.
     arguments = inspect.signature(model.forward).parameters.values()
     if any(argument.default is not argument.empty for argument in arguments):
         return None
-    # The copy shares the tensors of the model.
+    # The copy of the model shares the model's tensors.
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     try:
         graph = fx.symbolic_trace(copy.deepcopy(model, tensors))

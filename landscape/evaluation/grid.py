@@ -53,19 +53,19 @@ def setting(problem: Problem) -> dict[str, Any]:
 
 
 def provenance(problem: Problem) -> tuple[str, ...]:
-    """Return lines such as "loss=…" on everything that L(θ) depends on besides θ: model, loss, data, penalty.
+    """Return lines such as "loss=…" that describe all that L(θ) depends on besides θ: model, loss, data …
 
-    A change without a name, such as that of a lambda or of a model's code, shows in the line "probe=…": the
-    losses of a few samples at the center and away from the center.
+    A change that leaves all names alike, such as another lambda, shows in the line "probe=…". This line has
+    the losses of a few samples, at the center and away from it.
     """
-    if on_ranks(problem):  # no other call resumes the results of a sharded model
+    if on_ranks(problem):  # results of a sharded model are never resumed
         return ()
     model = problem.model
     trainable = {slot.name for slot in problem.layout.slots}
     state = model.state_dict(keep_vars=True).items()
-    fixed = {name: t for name, t in state if name not in trainable and isinstance(t, Tensor)}
+    fixed_tensors = {name: t for name, t in state if name not in trainable and isinstance(t, Tensor)}
     digest = 0
-    for name, tensor in sorted(fixed.items()):
+    for name, tensor in sorted(fixed_tensors.items()):
         digest = zlib.crc32(name.encode(), digest)
         digest = zlib.crc32(as_array(strided(tensor)).tobytes(), digest)
     draws = f", {problem.draws} draws" if problem.draws else ""
@@ -244,51 +244,53 @@ def compute_missing(
     dispatch: Dispatch,
     indices: Array | None = None,
 ) -> None:
-    """Evaluate the points that are not done, in their order, and write their values.
+    """Evaluate the points that are not done, and write their values.
 
     Args:
         points: (K, 2).
-        done: (K,) bool, which points have values; updated.
-        values: name -> (K,) array; updated.
-        evaluate: takes some points (k, 2), and a function to call with the finished share of these points.
-            It returns name -> values (k,).
-        dispatch: how the points are divided.
+        done: (K,) bool, whether a point has values. It is updated.
+        values: name -> (K,) array. They are updated.
+        evaluate: takes some points (k, 2), and a function to which it reports the finished share of these
+            points. It returns name -> values (k,).
+        dispatch: how the points are divided among calls and processes.
         indices: the indices of the points to compute, in this order; default: all.
 
     Raises OperationError, after the computed points were saved, if another process fails.
     """
     indices = np.arange(len(done)) if indices is None else indices
     group, block, save = dispatch.group, dispatch.block, dispatch.save
-    rank, size = 0, 1
-    if group:  # all processes continue from the values of the first
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, processes = 0, 1
+    if group:  # all processes continue from the values of the first process
+        rank, processes = dist.get_rank(group), dist.get_world_size(group)
         columns_and_done = {"done": done, **values}
         own = {name: column[indices] for name, column in columns_and_done.items()}
         of_first_process, _ = _gather(own, [], group)[0]
         for name, column in columns_and_done.items():
             column[indices] = of_first_process[name]
-    missing = np.unique(np.flatnonzero(~done[indices]) // block)  # the numbers of blocks with missing points
-    # Both numbers are rounded up.
-    min_blocks, all_blocks = -(-dispatch.least // block), -(-len(indices) // block)
-    portion_size = len(missing) if save is None else min_blocks * size  # in blocks, for all processes
+    # The numbers of the blocks that have missing points.
+    missing_blocks = np.unique(np.flatnonzero(~done[indices]) // block)
+    min_blocks, all_blocks = math.ceil(dispatch.least / block), math.ceil(len(indices) / block)
+    # The number of blocks that all processes together compute before the next save.
+    portion_size = len(missing_blocks) if save is None else min_blocks * processes
     save_seconds = 0.0
-    while len(missing):
-        blocks, missing = missing[:portion_size], missing[portion_size:]
-        finished_before = 1 - (len(blocks) + len(missing)) / all_blocks
-        report = portion(dispatch.progress, finished_before, 1 - len(missing) / all_blocks)
-        process_indices = [_points_of(part, block, indices) for part in np.array_split(blocks, size)]
+    while len(missing_blocks):
+        finished_before = 1 - len(missing_blocks) / all_blocks
+        blocks, missing_blocks = missing_blocks[:portion_size], missing_blocks[portion_size:]
+        report = portion(dispatch.progress, finished_before, 1 - len(missing_blocks) / all_blocks)
+        # For each process, the indices of its points.
+        process_indices = [_points_of(share, block, indices) for share in np.array_split(blocks, processes)]
         clock = time.perf_counter()
         columns, failure = _evaluate_or_fail(evaluate, points[process_indices[rank]], report, group)
         reason = f"{type(failure).__name__}: {failure}" if failure else ""
         facts = [reason, time.perf_counter() - clock, save_seconds]
         parts: list[_Part] = _gather(columns, facts, group) if group else [(columns, facts)]
-        for part_indices, (part, _) in zip(process_indices, parts, strict=True):
-            _store(part, part_indices, done, values)
+        for computed_indices, (computed, _) in zip(process_indices, parts, strict=True):
+            _store(computed, computed_indices, done, values)
         reasons = [facts[0] for _, facts in parts]
         seconds = [facts[1] for _, facts in parts]
         first_save_seconds = parts[0][1][2]  # only the first process saves
         failed_ranks = [r for r, reason in enumerate(reasons) if reason]
-        if save and rank == 0 and (len(missing) or failed_ranks):
+        if save and rank == 0 and (len(missing_blocks) or failed_ranks):
             clock = time.perf_counter()
             save()
             save_seconds = time.perf_counter() - clock
@@ -297,11 +299,11 @@ def compute_missing(
         if failed_ranks:
             first_failed = failed_ranks[0]
             raise OperationError(f"rank {first_failed} failed ({reasons[first_failed]}); {RESUMABLE}")
-        # From gathered times, so that all processes choose the same size of the next portion.
-        seconds_per_block = max(seconds) / -(-len(blocks) // size)
+        # All processes have all times, and so choose the same size of the next portion.
+        seconds_per_block = max(seconds) / math.ceil(len(blocks) / processes)
         portion_seconds = max(PORTION_SECONDS, SAVE_SHARE * first_save_seconds)
         next_blocks = int(min(portion_seconds / max(seconds_per_block, 1e-9), all_blocks))
-        portion_size = size * max(min_blocks, next_blocks)
+        portion_size = processes * max(min_blocks, next_blocks)
         report(1.0)
 
 
@@ -472,20 +474,20 @@ class Grid:
         self, evaluate: Evaluate, dispatch: Dispatch, deciding: Sequence[str], optional: Sequence[str] = (),
         seed: int = 0, part: Evaluator | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Compute points that are not done, interpolate the others, and write all values to the columns.
+        """Complete the columns: compute values until the others can be interpolated within the tolerance.
 
-        Without a tolerance, all points are computed.
+        Without a tolerance, all values are computed.
 
         Args:
             evaluate, dispatch: as for :func:`compute_missing`.
             deciding: the columns whose error must be within the tolerance.
-            optional: columns that are NaN between exact points if their error is above ROUGH tolerances.
+            optional: further columns; one with an error above ROUGH tolerances is not interpolated, but NaN.
             seed: the seed of the points at which the error is measured.
-            part: ``evaluate`` for a part of the samples, which is computed first; None: there is no part.
+            part: an evaluator on a part of the samples, which is called first; None: there is none.
 
         Returns:
-            The fields of :class:`landscape.results.grids.Interpolated` that say how columns were
-            interpolated; empty if all points are exact.
+            The fields of :class:`landscape.results.grids.Interpolated` that describe the interpolation;
+            empty if all points are exact.
         """
         # Views of shape (K,), through which the arrays of this grid are written.
         done = self.done.reshape(-1)
