@@ -33,7 +33,7 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
     Args:
         layout: the parameters.
         factors: pairs of components of names, such as ("lora_A", "lora_B"). The name of A has the first
-            component, and the name of B is the same with the second component in its place.
+            component, and the name of B has the second component in its place.
 
     Raises:
         InputError: no pair has the given components, or two factors have no product.
@@ -53,7 +53,7 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
             pairs.append((a, b))
         if len(pairs) == previous_count and (component_a, component_b) not in PEFT:
             reason = f"no two trainable parameters' names differ in '{component_a}' and '{component_b}'"
-            raise InputError(f"factors: {reason}; give parts of them between dots")
+            raise InputError(f"factors: {reason}; give components of names (between dots)")
     return pairs
 
 
@@ -117,12 +117,12 @@ class Products:
 
         Args:
             theta: (P',), the products.
-            rank: the largest rank of the factors; None: the rank of each product.
+            rank: the largest rank of the factors; default: the rank of each product.
             dtypes: the dtypes in which a file stores factors and other parameters, by name.
 
         Returns:
             The rounded products (P',); the largest rank of a product before the truncation; and the norm of
-            the difference by the truncation, relative to the norm of all products.
+            what the truncation cuts off, relative to the norm of all products.
         """
         views = self.problem.layout.views(theta)
         factors, ranks = dict[str, tuple[Tensor, Tensor]](), list[int]()
@@ -140,9 +140,9 @@ class Products:
             factor_b = factor_b.to(dtypes.get(b.name, factor_b.dtype))
             factors[a.name] = factor_a, factor_b
         other_dtypes = {name: dtype for name, dtype in dtypes.items() if name not in factors}
-        others = rounded(self.problem, theta, other_dtypes)
+        rounded_theta = rounded(self.problem, theta, other_dtypes)
         error = float((squares[0] / squares[1].clamp_min(1e-300)).sqrt())
-        return self._with(self.problem.layout.views(others), factors), max(ranks), error
+        return self._with(self.problem.layout.views(rounded_theta), factors), max(ranks), error
 
 
 def rounded(problem: Problem, theta: Tensor, dtypes: Mapping[str, torch.dtype]) -> Tensor:

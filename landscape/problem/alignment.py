@@ -292,7 +292,7 @@ def aligned(
     relative_change = change(problem, b, permuted_weights)
     if relative_change <= UNCHANGED:
         return permuted_weights, symmetry
-    # NaN and infinite outputs differ from themselves.
+    # The change is NaN for NaN or infinite outputs, also between ``b`` and itself.
     if not relative_change < float("inf") and change(problem, b, b) != 0:
         raise InputError("b: its outputs are NaN or infinite, they must be finite")
     names = ", ".join(group.name for group in symmetry.groups)

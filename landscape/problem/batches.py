@@ -55,8 +55,8 @@ def tree_map(
         function: a function of a tensor.
         tree: tensors in nested tuples, lists and mappings; other objects stay as they are.
         kind: the type of objects to replace.
-        replaced: only for the recursive calls: the new tensors by the ids of the old ones. (A nested function
-            that calls itself would keep the tensors in memory until Python collects cycles.)
+        replaced: only for the recursive calls: the new tensors by the ids of the old ones. (In place of this
+            argument, a nested function would keep the tensors in memory until Python collects cycles.)
     """
     replaced = {} if replaced is None else replaced
     if isinstance(tree, kind):
@@ -304,7 +304,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     Args:
         x, y: inputs and targets.
         alike: whether to raise InputError unless all tensors have that length.
-        remedy: code that the error recommends, for inputs such as a graph's nodes and edges.
+        remedy: code that the error recommends for inputs such as the nodes and edges of a graph.
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
     if not tensors and hasattr(y, "__dict__") and not alike:
@@ -326,7 +326,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
             size = f"{len(tensor) if tensor.dim() else 'no'} samples"
             if is_sparse:
                 size = f"a {str(tensor.layout).removeprefix('torch.')} tensor (.to_dense() makes a plain one)"
-            graph = ", or, as of a graph, be in a list of one batch" if remedy else ""
+            graph = ", or be in a list of one batch (as for a graph)" if remedy else ""
             words = f"{size}, but {counted_name}: {length} samples; all must hold each sample once{graph}"
             raise InputError(f"data: {name}: {words}", remedy=remedy)
     return length

@@ -143,24 +143,24 @@ def reference_values(
 def check_parameters(
     problem: MeanLoss, original: nn.Module, x: Any, y: Any, weights: Tensor, training: Sequence[str]
 ) -> None:
-    """Raise InputError unless the loss at ``weights`` equals the loss of a copy of ``original`` with them.
+    """Raise InputError unless a copy of ``original`` with the parameters ``weights`` has the problem's loss.
 
     A model with activation checkpointing computes outputs again in its backward pass, with the module's own
-    parameters. Such a model is marked, see :func:`.recomputes`: PyTorch raises an error that names
-    checkpointing, or the gradient is wrong although the loss is right.
+    parameters. Then PyTorch raises an error that names checkpointing, or the gradient is wrong although the
+    loss is right. Such a model is marked (:func:`.recomputes`).
 
     Args:
         problem: the problem, whose model is checked.
         original: the user's module.
         x, y: some samples.
         weights: (P,).
-        training: the modules of the problem's model in training mode. The loss must equal the loss of a copy
-            in eval mode.
+        training: the modules of the problem's model in training mode. The loss must also equal the loss of a
+            copy in eval mode.
     """
     tensors = problem.layout.leaves(weights)
     inputs, targets = clones_for_pass(problem, x, y)
     may_store = not all(is_of_torch(module) for module in problem.model.modules())
-    # Losses of passes after other passes, from which a module may have stored numbers.
+    # Losses of passes after earlier passes, of which a module may have stored numbers.
     later_losses = [_loss_after_overwriting(problem, tensors, x, y)] if may_store else []
     with problem.evaluating(0):
         outputs = functools.partial(problem.call, tensors, inputs)
@@ -182,8 +182,8 @@ def check_parameters(
         # Gradients may differ by 10 times the tolerance of losses (our choice).
         if math.isfinite(norm) and math.hypot(*errors) > 10 * allowed * (norm + allowed):
             mark_as_recomputing(problem.model)
-        # Modes of a copy, by the modules in training mode. The gradient of a model that computes outputs
-        # again says nothing of modules without parameters of their own.
+        # A mode is the tuple of the modules in training mode. The gradient of a model that computes outputs
+        # again says nothing about modules without parameters of their own.
         is_recomputing = recomputes(problem.model)
         storing = () if training else tuple(storing_modules(original, or_all=not is_recomputing))
         users_modules = tuple(name for name, module in original.named_modules() if not is_of_torch(module))
@@ -221,11 +221,11 @@ def _gradient_is_complete(
     problem: MeanLoss, original: nn.Module, xy: tuple[Any, Any], weights: Tensor, gradient: Sequence[Tensor],
     training: Sequence[str], other_training: Sequence[str],
 ) -> bool:  # fmt: skip
-    """Return whether ``gradient`` misses no part of the loss, such as one that a module detaches.
+    """Return False if ``gradient`` misses a part of the loss, such as a part that a module detaches.
 
     ``gradient`` is the gradient of a model with the modules ``training`` in training mode. This function
     compares it with the gradient of a copy of ``original`` with the modules ``other_training`` in training
-    mode. If the losses of the two modes differ, the gradients may differ by right; then only parameters whose
+    mode. If the losses of the two modes differ, the gradients may rightly differ; then only parameters whose
     ``gradient`` is zero are compared. A short step along the difference of the gradients decides:
     ``gradient`` misses a part of the loss if the loss rises more than the mean of both gradients predicts.
     """
@@ -260,7 +260,8 @@ def _gradient_is_complete(
     end_loss, _ = reference_values(problem, original, *xy, weights + step)
     start_loss, _ = reference_values(problem, original, *xy, weights - step)
     rounding = 100 * precision.eps * loss_size
-    return not float(end_loss) - float(start_loss) > max(rounding, 2 * slope * float(step.norm()))
+    rise = float(end_loss) - float(start_loss)
+    return not rise > max(rounding, 2 * slope * float(step.norm()))  # True also for NaN
 
 
 def _copies_share_numbers(model: nn.Module) -> bool:
@@ -316,7 +317,7 @@ def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool | None:
 
 @torch.no_grad()
 def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Tensor, bool]:
-    """Raise InputError, in one line, unless model, loss and some samples fit together.
+    """Raise InputError unless model, loss and some samples fit together.
 
     There are up to three passes: without gradients, with gradients of the parameters, and with gradients of
     parameters and inputs, which losses that call ``torch.autograd.grad`` need (physics-informed losses). The
@@ -326,7 +327,7 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
     Args:
         problem: model, loss and data.
         x, y: the samples.
-        labels: all labels of the data; for a loss of classes, each must be a class of the model's outputs.
+        labels: all labels of the data; for a loss of classes, each label must be a class of the outputs.
 
     Returns:
         (the loss, whether the pass drew random numbers).
@@ -357,7 +358,7 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
             raise
         except Exception as error:  # the user's model and loss raise any kind of error
             causes.append(error)
-    else:
+    else:  # all passes raised errors
         problem.differentiates = problem.draws_elsewhere = False
         data.leaf_inputs = has_leaf_inputs
         losses.refuse_broadcasting(problem.criterion, outputs, y)
@@ -394,16 +395,17 @@ def check_problem(
 ) -> None:
     """Raise InputError unless L(θ) is the loss of ``original`` with the user's loss function.
 
-    A model or loss that writes to its arguments is changed to receive clones of them.
+    A model or loss that writes to its arguments gets clones of them from then on.
 
     Args:
         problem: the problem, whose model may be replaced by one with some modules in training mode.
         original: the user's module, of which the problem has a copy.
         batch: the first samples, or the first batch.
-        moved_weights: weights (P,) near the center, see :func:`moved`. If there are several, the checks also
-            use more samples.
+        moved_weights: one or more weights (P,) near the center, see :func:`moved`. With more than one, the
+            checks also use more samples.
     """
-    source, first_error, checked_samples = without_stored_tensors(problem, original, batch), None, batch
+    source = without_stored_tensors(problem, original, batch)
+    first_error, checked_samples = None, batch
     # First all modules are in eval mode, then those that may store numbers are in training mode.
     for training in ((), storing_modules(source)):
         if training or source is not original:

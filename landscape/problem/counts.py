@@ -266,16 +266,16 @@ def candidates(x: Any, y: Any) -> Iterator[Count]:
 def class_counts(
     equations: Iterable[Equation], only_determined: bool = True, gather: Any = None
 ) -> list[Count]:
-    """Return the counts by weights of the targets' classes with which the equations hold.
+    """Return the counts that weight targets by their classes, and with which the equations hold.
 
-    A part with n_c targets of class c has Σ_c n_c w_c terms, with the weights w_c of the classes. The
-    equation of a loss L is then Σ_c r_c w_c = 0, with r_c = Σ_part (L_part − L_whole) n_c: the vector of
-    weights is orthogonal to the row r of each equation.
+    A part with n_c targets of class c has Σ_c n_c w_c terms, where w_c is the weight of class c. The equation
+    of a loss L is then Σ_c r_c w_c = 0, with r_c = Σ_part (L_part − L_whole) n_c: the vector of weights is
+    orthogonal to the row r of each equation.
 
     Args:
         equations: the equations.
         only_determined: whether to leave out weights that the equations do not determine.
-        gather: returns a list of its argument on each rank of torch.distributed; None on one rank.
+        gather: returns the list of its arguments on all ranks of torch.distributed; None: a single rank.
     """
     own_rows = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
     rows_of_ranks = gather(own_rows) if gather else [own_rows]

@@ -95,9 +95,8 @@ class Data:
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # the checksum of a pass over all batches
         self._sums: list[Tensor] = []  # the checksum of each batch
-        self._cache: dict[
-            Any, Any
-        ] = {}  # the fingerprint; and by count, the indices for :meth:`pick_if_divisible`
+        # The fingerprint; and by count, the indices for :meth:`pick_if_divisible`.
+        self._cache: dict[Any, Any] = {}
         # One term each, until weigh() sets another function.
         self.terms_in: Any = lambda x, y: torch.ones(count_samples(x, y, alike=False))
         self.own_batches = isinstance(data, Dataset)

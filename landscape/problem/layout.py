@@ -134,7 +134,7 @@ def independent_copy(model: nn.Module) -> nn.Module:
         if isinstance(parent, (nn.Embedding, nn.EmbeddingBag)):
             parent.sparse = False
         if type(parent) is nn.Embedding and uses[id(parent.weight)] > 1:
-            parent.padding_idx = None  # the padding row of a tied matrix has a gradient, by the other layer
+            parent.padding_idx = None  # the padding row of a tied matrix has a gradient, from the other layer
         if getattr(parent, "_compiled_call_impl", None) is not None:
             parent._compiled_call_impl = None
     return copied
@@ -273,13 +273,13 @@ class Layout:
         return tuple(slot for slot in self.slots if slot in selected)
 
     def groups(self, by: str | Sequence[str]) -> dict[str, tuple[Slot, ...]]:
-        """Divide the slots into groups, and return the slots of each group, in the order of θ, by its name.
+        """Divide the slots into groups. Return a dict from groups' names to their slots, in the order of θ.
 
         Args:
             by: "parameter": each slot is a group. "layer": the slots of one module are a group. "block": the
                 slots inside the outermost module whose name is a number, such as "h.3", are a group; other
                 slots are grouped by "layer". Or names, prefixes and patterns such as "*.bias": each slot
-                belongs to the first one that fits, and the remaining slots to the group "others".
+                belongs to the first of these that fits, and the remaining slots to the group "others".
 
         Raises:
             InputError: a pattern without a slot.

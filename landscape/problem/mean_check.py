@@ -244,19 +244,19 @@ class Losses:
         shift: int = 0,
         uncut: bool = False,
     ) -> Iterator[Equation]:
-        """Yield equations of each batch and its parts, and of the two parts beside each border of batches.
+        """Yield equations of each batch and its parts, and of adjacent parts of successive batches.
 
-        Parts that the loss or the model does not accept have no equation. If a batch after the first one has
-        no equation at all, an equation that holds with no count takes its place.
+        Parts that the loss or the model does not accept have no equation. A batch after the first one that
+        has no equation at all gets one that holds with no count.
 
         Args:
             batches: the batches, on the device.
             ragged: whether samples differ in length. Then batches are also cut along the length: a mean over
                 targets combines by the number of targets.
-            cuts: the number of divisions of each batch.
+            cuts: how many times each batch is divided.
             shift: 1 for a loss that compares outputs with the next targets, else 0.
-            uncut: whether samples of two batches that differ in shape are not cut to one shape. Their parts
-                then have no equation.
+            uncut: True: two parts with samples of different shapes have no equation; False: their samples are
+                cut to one shape.
         """
         previous_parts = list[Samples]()
         for number, (x, y) in enumerate(batches):
@@ -264,8 +264,8 @@ class Losses:
             equations = self.equations_of_batch(batch, cuts, number)
             parts = [part for _, part in equations[0].parts] if equations else [batch]
             if previous_parts:
-                joined = attempt(self.of_two, previous_parts[-1], parts[0], number, uncut)
-                equations += [] if joined is None else [joined]
+                joint_equation = attempt(self.of_two, previous_parts[-1], parts[0], number, uncut)
+                equations += [] if joint_equation is None else [joint_equation]
             if number and not equations:
                 equations = [Equation(number, 1.0, [], 0.0)]  # holds with no count
             yield from equations
@@ -296,9 +296,9 @@ class Losses:
 def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tensor, batches: Batches) -> None:
     """Find the weights with which the losses of parts of the data combine to the loss of all data.
 
-    If the losses do not combine by the assumed ``terms``, another count is used with which all equations
-    hold. If there is none, the loss mixes samples. L(θ) is then the mean over the user's batches, or the loss
-    of all samples at once, with a warning.
+    If the losses do not combine by the assumed ``terms``, another count with which all equations hold is
+    used. If there is none, the loss mixes samples. With a warning, L(θ) is then the mean over the user's
+    batches, or the loss of all samples at once.
 
     Args:
         problem: model, loss and data.
@@ -308,7 +308,7 @@ def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tens
         batches: returns an iterator over all batches of the data, on the device.
 
     Raises:
-        InputError: the loss is NaN or a sum; or the loss mixes samples, and all do not fit in memory.
+        InputError: the loss is NaN or a sum; or it mixes samples, and not all samples fit in memory.
     """
     if problem.data.indexed and problem.data.samples < 2:
         return  # one sample cannot be divided
@@ -512,9 +512,9 @@ class _Decision:
 
 
 def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count | None:
-    """Return a count of targets, or weights of classes, with which all equations and hints hold; or None.
+    """Return a count with which the ``hints`` and the equations of all batches hold; None if there is none.
 
-    ``hints`` are equations of a few samples.
+    The count is a count of targets, or has weights of classes. ``hints`` are equations of a few samples.
     """
     batch_count, by_code = 0, {ONES.code: ONES}
     for x, y in batches():
@@ -542,14 +542,14 @@ def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> 
     if not remaining and (not hints or counts.class_counts(hints, only_determined=False)):
         cuts = math.ceil(2 * MAX_CLASSES / batch_count) if losses.by_outputs else 1
         remaining = those_that_hold(counts.class_counts(losses.equations(batches(), ragged, cuts)))
-    # The equation of the two batches that the remaining counts weigh most differently may exclude some.
+    # The equation of the two batches that the counts weigh most differently may exclude some counts.
     while remaining:
         rows = [[float(count(x, y).sum()) for count in remaining] for x, y in batches()]
         totals = torch.tensor(rows, dtype=torch.float64)  # (batches, counts)
         pair = counts.most_different_batches(totals)
         samples = [losses.samples(*batch) for number, batch in enumerate(batches()) if number in pair]
-        joined = attempt(losses.of_two, *samples, pair[0], uncut) if samples else None
-        still_remaining = remaining if joined is None else counts.that_hold(remaining, [joined])
+        equation = attempt(losses.of_two, *samples, pair[0], uncut) if samples else None
+        still_remaining = remaining if equation is None else counts.that_hold(remaining, [equation])
         if len(still_remaining) == len(remaining):
             return counts.unambiguous(remaining, totals)
         remaining = still_remaining

@@ -147,15 +147,13 @@ class MeanLoss:
         problem itself.
 
         Args:
-            bn: "center": the statistics in the model's buffers, at every point; the result is this problem.
-                "recalibrate": statistics that are estimated at each point before its evaluation, as averages
-                over batches of 250 samples (as torch.optim.swa_utils.update_bn does); all points share the
-                samples, and derivatives treat the statistics as constants.
-                "train": the statistics of each batch itself, as in training, so that the loss of a sample
-                depends on its batch. A batch has ``samples`` samples, or is one of the user's batches.
-            samples: for "recalibrate", the number of samples for the estimate, at most all. The samples are
-                drawn at random; if the data come in batches, they are the first ones. For "train", the number
-                of samples in a batch. Default 1,000.
+            bn: "center": the statistics in the model's buffers; the result is this problem.
+                "recalibrate": statistics estimated at each point, as averages over batches of 250 samples (as
+                in torch.optim.swa_utils.update_bn); derivatives treat them as constants.
+                "train": the statistics of each batch, as in training.
+            samples: for "recalibrate", the number of samples of the estimate: random samples, or the first
+                ones if the data come in batches. For "train", the number of samples in a batch; data in
+                batches keep the user's batches.
 
         Returns:
             The problem with these statistics; this problem does not change.
@@ -253,7 +251,7 @@ class MeanLoss:
         """
         target: Any = dtype  # a user may pass any object
         if not (isinstance(target, torch.dtype) and target.is_floating_point):
-            words = "a floating-point dtype; make a problem on another device"
+            words = "a floating-point dtype (for another device, make another problem)"
             raise InputError("dtype", dtype, allowed=words)
         check_dtype(self.device, dtype)
         converted = self.on(self.data.to(dtype))
@@ -553,10 +551,10 @@ class MeanLoss:
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
         weights = vector_of(weights, self.weights)
-        problem, is_recomputing = self.at(weights), recomputes(self.model)
+        problem, is_recomputing = self.at(weights), recomputes(self.model)  # BatchNorm's statistics are fixed
         gradient = torch.empty_like(weights) if out is None else out
         context: Any = contextlib.nullcontext(self.layout.leaves(weights))
-        if is_recomputing:  # its backward pass computes outputs again, with the module's own parameters
+        if is_recomputing:  # the backward pass computes outputs again, with the module's own parameters
             context = placed(self.model, self.layout, weights)
         differentiate = backward if is_recomputing else gradients
         total = 0.0

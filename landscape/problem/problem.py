@@ -148,25 +148,26 @@ class Problem(MeanLoss):
         self.differentiates = self.draws_elsewhere = False  # check_fit may set them
         self.batch_bytes, self.metrics = 0, metrics_of(metrics)
         self.batchnorm = batchnorm.BatchNormPolicy()
-        # Results of checks that are made once, such as of the symmetry of the Hessian; copies share them.
+        # Results of checks that are made once, such as that of the Hessian's symmetry. Copies share them.
         self.checked: dict[tuple[Any, ...], bool] = {}
         self.weights = layout.vector_of(weights, self.weights)
         if self.weights.is_inference():
             self.weights = self.weights.clone()
-        infinite = int((~torch.isfinite(self.weights)).sum())
-        if infinite:
-            words = f"{infinite} of {self.layout.size} are NaN or infinite, all must be finite"
+        infinite_count = int((~torch.isfinite(self.weights)).sum())
+        if infinite_count:
+            words = f"{infinite_count} of {self.layout.size} are NaN or infinite, all must be finite"
             raise InputError(f"weights: {words}")
         self.data = Data(data, self.device, self.dtype, self.criterion is output_loss)
         term_counter = Terms(self.criterion, terms)
         if self.data.indexed and not self.data.samples:
-            self.data.weigh(term_counter)  # raises InputError, as there is no sample
+            self.data.weigh(term_counter)  # raises InputError, because there is no sample
         else:
             batch = self.data.first_batch(term_counter)
             count_samples(*batch, alike=False)  # raises InputError for a batch without tensors
             term_counter.shifted = ignores_first_label(self, *batch)
-            points = {"off": 0, "quick": 1, "full": 3}[check]  # θ at which checks compare losses (our choice)
-            moved_weights = [moved(self, seed) for seed in range(points)]
+            # The number of θ at which the checks compare losses (our choice).
+            theta_count = {"off": 0, "quick": 1, "full": 3}[check]
+            moved_weights = [moved(self, seed) for seed in range(theta_count)]
             if moved_weights:
                 checks.check_problem(self, original, batch, moved_weights)
             if moved_weights and self.data.resident is None:
@@ -214,21 +215,21 @@ class Problem(MeanLoss):
     def to_curvlinops(
         self, operator: str = "HessianLinearOperator", weights: Tensor | None = None, **options: Any
     ) -> Any:
-        """Return a linear operator of the package curvlinops, the extra "curvlinops", for this problem.
+        """Return a linear operator of the package curvlinops for this problem.
 
         Args:
-            operator: the class of curvlinops, such as "KFACLinearOperator" or "GGNLinearOperator".
+            operator: a class of curvlinops, such as "KFACLinearOperator" or "GGNLinearOperator".
             weights: θ (P,); default: the problem's center.
             options: further arguments of that class.
 
         Returns:
-            The operator, which has a copy of the model. Its vectors have the order of θ. ``landscape.trace``
-            and similar functions accept the operator.
+            The operator. Its vectors have the order of θ. :func:`landscape.trace` and similar functions
+            accept it.
 
         Raises:
             OperationError: curvlinops is not installed.
-            InputError: an unknown operator, or a problem that curvlinops does not support: with a penalty,
-                data that is no pair of tensors, or a layer or loss without the operator.
+            InputError: an unknown operator, a problem with a penalty or without a pair of tensors as data, or
+                a layer or loss that the operator does not support.
 
         Example:
             >>> import torch, landscape
@@ -357,10 +358,10 @@ Layer = LinearLayer | nn.Module
 def chain(problem: Problem) -> list[Layer] | None:
     """Return the layers of a model that is a chain of linear layers and element-wise functions; else None.
 
-    A first layer Flatten is allowed, and is not among the results. The model must be an ``nn.Sequential``
-    itself (a subclass may have another forward pass), without hooks or parametrizations. Its linear layers
-    must have all parameters of θ, and each layer is used once. The inputs must be (N, features) or, with
-    Flatten, (N, …).
+    The first layer may be Flatten, which is not returned. The model must be an ``nn.Sequential`` itself (a
+    subclass may have another forward pass), without hooks or parametrizations. Its linear layers must have
+    all parameters of θ, and each layer must be used once. The inputs must be (N, features) or, with Flatten,
+    (N, …).
     """
     model, tensors = problem.model, problem.data.tensors
     if tensors is None or not problem.separable or type(model) is not nn.Sequential:

@@ -399,13 +399,13 @@ def _joint_passes(problem: Any) -> Iterator[None]:
 
 
 def check_mean(problem: Any, terms: Terms) -> None:
-    """Find the count of targets with which the losses of parts combine, on all batches of all ranks.
+    """Find the count of targets that weights the losses of parts in the mean over the batches of all ranks.
 
-    ``terms`` gets this count. Raises InputError, on all ranks, if none of the usual counts is right.
+    ``terms`` gets the count. Raises InputError, on all ranks, if none of the usual counts is right.
     """
     _, targets = next(_own_batches(problem))
     numbers_per_sample = sum(t[:1].numel() for _, t in named_tensors(targets))
-    shapes = problem._by_rank(problem.data.ragged, numbers_per_sample)  # (ranks, 2)
+    shapes = problem._by_rank(problem.data.ragged, numbers_per_sample)  # (ranks, 2), as floats
     ragged = bool(shapes[:, 0].any()) or len(shapes.unique(dim=0)) > 1
     if is_mean(problem.criterion) and not ragged:
         return
@@ -419,18 +419,18 @@ def check_mean(problem: Any, terms: Terms) -> None:
             return [equation.without_outputs() for equation in equations]
 
     equations = batch_equations()
-    with _joint_passes(problem):  # an equation of the first samples of this rank and the rank before
+    with _joint_passes(problem):  # an equation of the first samples of this rank and of the rank before
         batch = losses.samples(*next(_own_batches(problem)))
         rows = min(MAX_ROWS, max(1, MAX_NUMBERS * batch.size // max(1, batch.numbers)))
-        first = batch.rows(slice(rows))
-        inputs = first.x if model_has_loss else None  # other losses need the outputs only
-        gathered = problem._gathered_objects([first.outputs, inputs, first.y])
+        first_samples = batch.rows(slice(rows))
+        inputs = first_samples.x if model_has_loss else None  # other losses need the outputs only
+        gathered = problem._gathered_objects([first_samples.outputs, inputs, first_samples.y])
         samples = [Samples(*values).on(problem.device) for values in gathered]
-        joined = attempt(losses.of_two, samples[dist.get_rank() - 1], samples[dist.get_rank()], 0)
-    if joined is not None:
-        equations.append(joined.without_outputs())
+        joint_equation = attempt(losses.of_two, samples[dist.get_rank() - 1], samples[dist.get_rank()], 0)
+    if joint_equation is not None:
+        equations.append(joint_equation.without_outputs())
     if not equations:
-        equations = [Equation(0, 1.0, [], 0.0)]  # holds with no count
+        equations = [Equation(0, 1.0, [], 0.0)]  # holds with no count, so that none is accepted
 
     def those_that_hold(some_counts: Sequence[Any]) -> list[Any]:
         """Return the counts with which the equations of all ranks hold."""
@@ -452,12 +452,13 @@ def check_mean(problem: Any, terms: Terms) -> None:
     remaining = those_that_hold([counts.ONES, *by_code.values()])
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
+        # More cuts give more equations, which must determine the weights of up to MAX_CLASSES classes.
         cuts = CUTS if model_has_loss else math.ceil(2 * counts.MAX_CLASSES / batches)
         by_class = counts.class_counts([*equations, *batch_equations(cuts)], gather=problem._gathered_objects)
         remaining = those_that_hold(by_class)
     if not remaining:
         check_finite(problem, terms, every=True)
-        raise InputError("loss: no mean over samples, or a standard count of targets; give terms=")
+        raise InputError("loss: no mean over samples or over a standard count of targets; give terms=")
     own_totals = [sum(float(count(x, y).sum()) for x, y in _own_batches(problem)) for count in remaining]
     totals = problem._by_rank(*own_totals).view(problem.ranks, -1)
     terms.count = counts.unambiguous(remaining, totals)

@@ -110,7 +110,7 @@ class ShardedProblem(Exchanges):
             raise InputError("model: it has no trainable parameters, at least one is needed")
         first_part = self.pieces[0].local
         self.device = first_part.device
-        # If its parameters are offloaded to the CPU, FSDP2 still computes on the mesh's devices.
+        # FSDP2 may offload parameters to the CPU, but it computes on the devices of the mesh.
         trained: list[Any] = [piece.parameter for piece in self.pieces]
         mesh_types = {p.device_mesh.device_type for p in trained if hasattr(p, "device_mesh")}
         other_types = mesh_types - {self.device.type}
@@ -118,8 +118,8 @@ class ShardedProblem(Exchanges):
             self.device = torch.device(next(iter(other_types)), torch.accelerator.current_device_index())
         self.dtype = torch.promote_types(first_part.dtype, torch.float32)
         self.agree("ShardedProblem", {"terms": terms, "check": check, **options})
-        for name in options:
-            raise InputError(f"{name}: it is not allowed with a sharded model, only terms, name, check are")
+        for option in options:
+            raise InputError(f"{option}: it is not allowed with a sharded model, only terms, name, check are")
         fit("terms", terms, Callable | None)
         self.check = fit("check", check, Check)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first_part.dtype)
@@ -132,8 +132,9 @@ class ShardedProblem(Exchanges):
         if terms is None:
             changed_batch = with_other_first_labels(self.criterion, x, y)
             if changed_batch:
-                loss_with_others = self._on_batch(*changed_batch, 1.0).loss()
-                term_counter.shifted = self._on_batch(x, y, 1.0).loss() == loss_with_others
+                changed_loss = self._on_batch(*changed_batch, 1.0).loss()
+                # True for a loss that ignores the first label of each sequence.
+                term_counter.shifted = self._on_batch(x, y, 1.0).loss() == changed_loss
         self._weigh(term_counter)
         self.coarse = self._coarsest(x, y)
         if check != "off" and terms is None:
@@ -147,7 +148,7 @@ class ShardedProblem(Exchanges):
         share = different_data / self.ranks
         self.samples = round(float(self._by_rank(self.data.samples).sum()) * share)
         self.mask = self._mask()
-        # Attributes of a problem with data in batches, which no faster path may divide.
+        # As for data in batches: with these values no faster method divides the data.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
         if check != "off":
             ranks.check_ranks(self, x, y, term_counter)
@@ -348,7 +349,7 @@ class ShardedProblem(Exchanges):
 
     @contextlib.contextmanager
     def _passes(self, weights: Tensor | None) -> Iterator[None]:
-        """Return a context with the model at ``weights`` in eval mode; it restores the model to the bit."""
+        """Return a context with the model at ``weights`` in eval mode; its end restores the model exactly."""
         check_recording()
         if self.model in ENDED:
             raise OperationError("model: a pass of it ended in an error; build it anew, or use PyTorch 2.13")

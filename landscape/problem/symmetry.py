@@ -120,7 +120,7 @@ def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
         return list(zip(last_first, strides, strict=False))
 
     def make_border(distance: int) -> bool:
-        """Split a space into blocks of this distance in memory, if the distance lies inside the space.
+        """Split a space into blocks of ``distance`` numbers in memory, if the distance lies inside the space.
 
         Return False if the space cannot be divided into such blocks.
         """
@@ -133,7 +133,7 @@ def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
 
     for size, stride in zip(view.shape, view.stride(), strict=True):
         if size < 2 or stride == 0:
-            new_axes.append(_units(size))  # an axis of size 1, or one that repeats one number
+            new_axes.append(_units(size))  # an axis of size 1, or an axis that repeats one number
             continue
         # An axis of whole blocks has borders at its stride and at its end, and begins with a block.
         end = stride * size
@@ -296,18 +296,18 @@ class Axes:
             return [self._convolution(arguments, operands, outputs[0])]
         if "norm" in name and name.startswith(_NORMS):
             return [self._norm(name, arguments, operands)]
-        if name == "embedding":  # of a matrix (rows, features) and the indices of rows, which are data
+        if name == "embedding":  # rows of a matrix (rows, features), chosen by indices, which are data
             fix(input_axes[0], DATA)
             return [[*operands[1], input_axes[1]]]
         dims = _listed(arguments.get("dim", arguments.get("dims")), len(input_axes))
         if name in _REDUCTIONS:
-            reduced = dims or range(len(input_axes))
+            reduced_dims = dims or range(len(input_axes))
             if arguments.get("keepdim", False):
-                axes = [() if k in reduced else axis for k, axis in enumerate(input_axes)]
+                axes = [() if k in reduced_dims else axis for k, axis in enumerate(input_axes)]
             else:
-                axes = [axis for k, axis in enumerate(input_axes) if k not in reduced]
+                axes = [axis for k, axis in enumerate(input_axes) if k not in reduced_dims]
             return [axes] * len(outputs)
-        if name == "glu":  # the product of two halves
+        if name == "glu":  # a product of two halves, which have the same axes
             dim = arguments.get("dim", -1)
             return [axes_of_view(input_axes, torch.empty(step.shapes[0]).chunk(2, dim)[0])]
         if name in ("cat", "stack"):
@@ -451,7 +451,7 @@ def trace_of(problem: MeanLoss) -> Trace:
     for tensor in _tensors([x, y]):
         axes.start(tensor, DATA)
     fixed_outputs = compared_outputs(outputs)
-    activation_ids = {id(t) for t in _tensors([x, y])}  # of the data, and of all tensors computed from them
+    activation_ids = {id(t) for t in _tensors([x, y])}  # the data, and then all that is computed from them
     for step in recorder.needed([loss, *fixed_outputs]):
         axes.follow(step)
         axes.fix([t for t in step.outputs if any(t is output for output in fixed_outputs)], OUTPUTS)
@@ -464,7 +464,7 @@ def trace_of(problem: MeanLoss) -> Trace:
             if id(t) not in activation_ids:
                 continue
             operand_axes = axes.axes_of.get(id(t), [])
-            summed_spaces = {*spaces(operand_axes)} - output_spaces
+            summed_spaces = {*spaces(operand_axes)} - output_spaces  # a sum removes a space
             if any(not space.reason for space in summed_spaces):
                 # An activation in several operations has one address and shape, and is listed once.
                 place = Place(number, k, step.func, t.shape)
