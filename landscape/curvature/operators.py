@@ -566,11 +566,11 @@ def krylov(
 
 
 def outermost(t: Array, beta: float, size: int) -> float:
-    """Return an upper bound on λ_max of a symmetric operator on R^``size``. It fails with probability RISK.
+    """Return an upper bound on λ_max of a symmetric operator on R^``size``, from Lanczos steps.
 
-    ``t`` (j, j) is the tridiagonal matrix of j Lanczos steps from a random start b of norm 1; t has
-    eigenvalues (Ritz values) θ_i and off-diagonals β_i. ``beta``: β_j, the norm of the remainder after the
-    last step.
+    ``t`` (j, j) is the tridiagonal matrix of j steps from a random start b of norm 1; t has eigenvalues (Ritz
+    values) θ_i and off-diagonals β_i. ``beta``: β_j, the norm of the remainder after the last step. The bound
+    fails with probability RISK.
 
     If x is a unit eigenvector to an eigenvalue λ above all θ_i, then |xᵀb| ≤ Πβ_i / Π(λ − θ_i). For a random
     b and a number c, |xᵀb| is below c/√size with a probability of at most c·√(2/π) (van Dorsselaer,

@@ -257,7 +257,7 @@ def hutchpp(
             report(min(1.0, used_products / products))
         return torch.cat(images)
 
-    # (rank, P). In one expression, so that the memory of signs and images is freed at once.
+    # Q as rows (rank, P), in one expression, so that the memory of signs and images is freed at once.
     q = ranks.orthonormal(images_of(ranks.signs(like, rank, generator))).contiguous()
     product_error = rank * form_error(q) if form_error else 0.0
     trace_on_q = float(ranks.total((double(q) * double(images_of(q))).sum()))
