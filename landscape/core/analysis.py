@@ -60,27 +60,24 @@ def analysis(
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator for a public function whose first argument is a problem or a run.
 
-    The decorated function checks its arguments against their annotations, such as ``Count`` and ``Literal``,
-    before any work. If the first argument is a run, the function receives the run's problem, and its
-    parameter ``about`` receives the run's origin. A function with the keyword ``progress`` shows its
-    progress. A function with a ``need`` raises InputError before it starts if the needed memory is not free
-    or exceeds ``max_memory``. If one analysis calls another, only the outer one checks the memory.
+    The decorated function checks its arguments against their annotations before it starts. A run as the first
+    argument is replaced by its problem, and the parameter ``about`` gets the run's origin. A function with a
+    parameter ``progress`` shows its progress. A function with a ``need`` raises InputError if the memory that
+    it needs is not free or exceeds ``max_memory``; if one analysis calls another, only the outer one checks.
 
     Args:
-        need: returns the :class:`Need` of a call; it receives the function's arguments by name.
-        shorter: the arguments that make a call shorter, for the message of a long call.
+        need: takes the arguments of a call by name, and returns its :class:`Need`.
+        shorter: names the arguments that make a call shorter, for the message of a long call.
         of_the_run: parameters whose default is the run's attribute of the same name; None for a function
             that receives the run itself.
         version: the version for :func:`landscape.core.registry.numerics`; 0 for none.
         group: the group of the function's command in ``landscape --help``; "" for no command.
-        options: settings of click by parameter, in addition to those that follow from the signature and the
-            docstring; None for a parameter that is no option of the command. The setting ``each`` lists
-            example values of a parameter without a default: the command accepts several values and makes one
-            computation for each.
+        options: parameter -> further settings of its option in click; None for no option. The setting
+            ``each`` has example values; the command then accepts several values, and computes once for each.
         variant: the parameter whose value is part of the name of the command's file.
 
     Returns:
-        The decorator. The decorated function keeps its signature and docstring.
+        The decorator, which keeps the function's signature and docstring.
 
     Example:
         >>> @analysis(shorter="a part of the data")
@@ -92,13 +89,13 @@ def analysis(
 
     def declare(function: Callable[P, T]) -> Callable[P, T]:
         signature, name = inspect.signature(function), function.__name__
-        subject = next(iter(signature.parameters))  # the name of the first parameter
+        first_name = next(iter(signature.parameters))
         with_progress = shows_progress(shorter)(function) if "progress" in signature.parameters else function
 
         def bind(args: Any, kwargs: Any, *unchecked: str) -> BoundArguments:
-            """Return the call's checked arguments, with defaults, and a run's problem in place of the run."""
-            # A problem on several ranks compares the calls: ranks with different ones would wait forever.
-            first_argument = kwargs.get(subject, next(iter(args), None))
+            """Return the call with checked arguments and defaults; a run is replaced by its problem."""
+            # Ranks that make different calls would wait for each other forever: their problem compares calls.
+            first_argument = kwargs.get(first_name, next(iter(args), None))
             compare_ranks = getattr(first_argument, "agree", lambda *call: None)
             try:
                 call = signature.bind(*args, **kwargs)
@@ -106,11 +103,12 @@ def analysis(
                 compare_ranks(f"{name}() {error}", {})
                 raise TypeError(f"{name}() {error}") from None
             arguments = call.arguments
-            compared = arguments | arguments.get("about", {})
-            compared = {key: value for key, value in compared.items() if key not in ("progress", "about")}
+            with_origin = arguments | arguments.get("about", {})
+            compared = {key: with_origin[key] for key in with_origin if key not in ("progress", "about")}
             compare_ranks(name, compared)
-            check_arguments(function, arguments, subject, *unchecked)  # the function checks its subject
-            problem_or_run: Any = arguments.get(subject)
+            # The function itself checks its first argument.
+            check_arguments(function, arguments, first_name, *unchecked)
+            problem_or_run: Any = arguments.get(first_name)
             if "about" in signature.parameters:
                 problem_name = getattr(problem_or_run, "__dict__", {}).get("name")
                 origin = {"label": problem_name} if problem_name else {}
@@ -120,34 +118,34 @@ def analysis(
             if is_run(problem_or_run):
                 for attribute in of_the_run or ():
                     value = getattr(problem_or_run, attribute)
-                    # Imported weights have NaN or 0 in place of numbers that nobody knows.
+                    # Imported weights have NaN or 0 where a number is not known.
                     is_unknown = isinstance(value, (int, float)) and not value > 0
                     if arguments.get(attribute) is None and not is_unknown:
                         arguments[attribute] = value
                 if of_the_run is not None:
-                    arguments[subject] = problem_or_run.problem()
+                    arguments[first_name] = problem_or_run.problem()
             call.apply_defaults()
             return call
 
         def need_of(arguments: Mapping[str, Any]) -> Need | None:
-            """Return the need of memory of a call with these arguments; None without a forecast."""
-            problem = arguments[subject]
+            """Return the memory that a call with these arguments needs; None if there is no forecast."""
+            problem = arguments[first_name]
             if need is None or not hasattr(type(problem), "chunk_bytes"):
                 if hasattr(problem, "ranks") and arguments.get("max_memory") is not None:
                     raise InputError("max_memory: not allowed for a problem on several ranks (no forecast)")
-                return None  # for a subject that is no problem the function itself raises InputError
+                return None  # if this is no problem, the function itself refuses it
             return need(**arguments)
 
         @functools.wraps(function)
         def decorated(*args: P.args, **kwargs: P.kwargs) -> T:
             call = bind(args, kwargs)
-            # A function without this parameter may have it among the keys of **options.
+            # max_memory may be a parameter of its own, or a key of **options.
             max_memory: Any = call.arguments.get("max_memory", kwargs.get("max_memory"))
             with admitted(name, max_memory, lambda: need_of(call.arguments)):
                 return with_progress(*call.args, **call.kwargs)
 
         def forecast(*args: Any, **kwargs: Any) -> tuple[Need | None, Mapping[str, Any]]:
-            """Return the need and arguments of a call, in which required arguments may be None."""
+            """Return the memory that a call needs, and its arguments; required ones may be None."""
             keyword_parameters = [*signature.parameters][len(args) :]
             if "plane" in keyword_parameters:  # the need is the same for every plane
                 kwargs = {"plane": None, **kwargs}
@@ -156,9 +154,9 @@ def analysis(
             call = bind(args, kwargs, *none_arguments)
             return need_of(call.arguments), call.arguments
 
-        of_run = of_the_run is None
+        takes_run = of_the_run is None
         forecast_or_none = forecast if need else None
-        ANALYSES[decorated] = Analysis(decorated, group, options, variant, of_run, forecast_or_none)
+        ANALYSES[decorated] = Analysis(decorated, group, options, variant, takes_run, forecast_or_none)
         return numerics(version)(decorated) if version else decorated
 
     return declare

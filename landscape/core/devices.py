@@ -386,22 +386,21 @@ class Captured:
         """Return ``function(*tensors)``.
 
         Args:
-            function: must be the same in each call, and depend on nothing but ``tensors``, ``state`` and the
-                memory of ``written``.
-            tensors: its arguments.
-            state: a hashable object.
-            written: the tensors that the function changes in place.
-            networks: the number of networks that it computes, each with MOST numbers of a tensor at most.
+            function: the same in each call; it must depend on nothing but ``tensors``, ``state`` and the
+                tensors ``written``.
+            tensors: the arguments of ``function``.
+            state: what else ``function`` depends on, hashable.
+            written: the tensors that ``function`` changes in place.
+            networks: the number of networks that ``function`` computes; for each, a tensor may have MOST
+                numbers.
         """
         device = tensors[0].device
-        # A record allocates memory beyond what a limit counts.
+        # A recording uses memory that the limit of the memory does not count.
         if device.type not in GRAPHS or self.reason or limit() is not None:
             return function(*tensors)
-        is_recording = (
-            device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        )  # a graph of the user
-        excluded = any(t.requires_grad or t.numel() > MOST * networks for t in tensors)
-        if is_recording or excluded or torch.is_inference_mode_enabled():
+        user_is_recording = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        is_excluded = any(t.requires_grad or t.numel() > MOST * networks for t in tensors)
+        if user_is_recording or is_excluded or torch.is_inference_mode_enabled():
             return function(*tensors)
         inputs = tuple((t.shape, t.dtype, t.device) for t in tensors)
         outputs = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in written)
@@ -430,7 +429,7 @@ class Captured:
         written: Sequence[Tensor],
     ) -> Tensor:
         """Call the function, record it, and compare a replay with the results of the call."""
-        before: list[Tensor] = []
+        before: list[Tensor] = []  # copies of ``written`` before the call
         try:
             before += [t.clone() for t in written]
             with _without_waits() if tensors[0].is_cuda else contextlib.nullcontext():
@@ -438,7 +437,7 @@ class Captured:
         except RuntimeError as error:
             self._give_up(function, written, before, error)
             return function(*tensors)
-        after: list[Tensor] = []
+        after: list[Tensor] = []  # copies of ``written`` after the call
         try:
             after += [t.clone() for t in written]
             inputs = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in tensors]
@@ -448,7 +447,7 @@ class Captured:
             pairs = zip((self._replay(tensors), *written), (expected, *after), strict=True)
             if not all(torch.equal(_bits(one), _bits(other)) for one, other in pairs):
                 raise ArithmeticError("a replay gives other numbers")
-        except Exception as error:  # CUDA cannot record it, for example because its random numbers are seeded
+        except Exception as error:  # CUDA cannot record every function, such as one that seeds random numbers
             self._give_up(function, written, after, error)
         return expected
 

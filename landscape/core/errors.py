@@ -39,13 +39,10 @@ class LandscapeError(Exception):
         super().__init__(self.line())
 
     def line(self, flags: Mapping[str, str] = {}) -> str:
-        """Return the message as one line, with a command's options in place of Python's parameters.
+        """Return the message and its corrections as one line, with the options of a command for parameters.
 
         Args:
-            flags: the option of each parameter, by the parameter's name. Without an option the name remains.
-
-        Returns:
-            The line, which ends with the corrections.
+            flags: name of a parameter -> option; other names remain as they are.
 
         Example:
             >>> LandscapeError("nproc: 0 is not allowed", give={"resume": True}).line({"nproc": "--nproc"})

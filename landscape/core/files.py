@@ -72,11 +72,11 @@ class TolerantFile(io.FileIO):
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[TolerantFile]:
-    """Return a context with a new file, open for reading and writing, that replaces ``path`` at the end.
+    """Return a context with a new open file, which replaces the file at ``path`` when the context ends.
 
-    The new file is a temporary file in the same folder, with a random name and a lock. After an error the new
-    file is removed, and the file at ``path`` is unchanged. The first call for a folder also removes temporary
-    files of killed processes.
+    Until then the new file is a locked temporary file in the same folder. After an error it is removed, and
+    the file at ``path`` is unchanged. The first call for a folder also removes temporary files that killed
+    processes left there.
 
     Raises:
         OperationError: the folder does not exist, or there is no permission or no space.
@@ -102,15 +102,15 @@ def replacing(path: str | Path) -> Iterator[TolerantFile]:
             if raw.error:
                 raise raw.error
             os.fsync(raw.fileno())
-            if os.name == "nt":  # Windows renames no open file
+            if os.name == "nt":  # Windows cannot rename an open file
                 raw.close()
             os.replace(temporary, path)
         with contextlib.suppress(OSError):  # write the rename to the disk; Windows cannot open a folder
-            handle = os.open(path.parent, os.O_RDONLY)
+            folder_handle = os.open(path.parent, os.O_RDONLY)
             try:
-                os.fsync(handle)
+                os.fsync(folder_handle)
             finally:
-                os.close(handle)
+                os.close(folder_handle)
     except OSError as error:
         raise OperationError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
@@ -314,14 +314,14 @@ class Lock:
         self._lock: filelock.BaseFileLock | None = None
 
     def acquire(self) -> None:
-        """Acquire the lock, unless this object has it already.
+        """Acquire the lock, unless this object already has the lock.
 
         Raises:
-            OperationError: another process has the lock, or its file cannot be written.
+            OperationError: another process has the lock, or the file of the lock cannot be written.
         """
         if self._lock:
             return
-        if self.path.is_dir():  # it may have been made since __init__
+        if self.path.is_dir():  # the folder may have been made since __init__
             self._lock_file = self.path / ".lock"
         lock_file = self._lock_file
         lock = filelock.FileLock(lock_file, thread_local=False, fallback_to_soft=False, on_acquired=_sign)
@@ -377,15 +377,15 @@ def make_folder(folder: Path) -> None:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return the result of ``call()``, or raise TimeoutError after some seconds.
+    """Return the result of ``call()``, or raise TimeoutError after ``seconds``.
 
     Args:
         seconds: the time limit.
-        call: a function, which runs in a thread of its own. The thread continues after the time limit,
-            because a function of another package cannot be stopped.
+        call: a function. It runs in a thread of its own, which cannot be stopped: the thread continues after
+            the time limit.
 
     Raises:
-        TimeoutError: the call takes longer.
+        TimeoutError: the call has not ended within the time limit.
 
     Example:
         >>> within(5.0, lambda: 1)

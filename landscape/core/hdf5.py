@@ -89,14 +89,14 @@ def writing(
     copy: Path | None = None,
     change: Callable[[h5py.File], None] = lambda file: None,
 ) -> Iterator[h5py.File]:
-    """Return a context with a new HDF5 file that replaces ``path`` at the end, with a checksum at its end.
+    """Return a context with a new HDF5 file; when the context ends, it replaces ``path``, with a checksum.
 
     After an error the file at ``path`` is unchanged.
 
     Args:
         schema: the name of the format, written as an attribute.
-        copy: the path of a copy, which is replaced just after ``path``; None for no copy.
-        change: a function that changes the content of the copy before the copy replaces an older file.
+        copy: the path of a copy, which is replaced just after ``path``; None: no copy.
+        change: changes the content of the new copy, before the copy replaces an older one.
 
     Raises:
         OperationError: the folder does not exist, or there is no permission or no space.
@@ -110,7 +110,7 @@ def writing(
         ...         attribute(file, "n", int)
         5
     """
-    import torch  # only its version is needed; reading needs no torch
+    import torch  # here, because reading a file needs no torch
 
     copy_context = contextlib.nullcontext() if copy is None else replacing(copy)
     with copy_context as raw_copy, replacing(path) as raw:
@@ -146,15 +146,15 @@ def _add_seal(raw: TolerantFile) -> None:
 
 @contextlib.contextmanager
 def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> Iterator[h5py.File]:
-    """Return a context with an HDF5 file of this project, open for reading and checked.
+    """Return a context with a checked HDF5 file of this package, open for reading.
 
     Args:
         schema: the name of the format that the file must have; None: any.
         warn: whether to warn of a file without a checksum.
 
     Raises:
-        OperationError: the file is missing, damaged, of another program, of another format or of a newer
-            version, or an object that the caller reads is missing in it.
+        OperationError: the file is missing or damaged, or of another program, another format or a newer
+            version; or an object that the caller reads is not in the file.
 
     Example:
         >>> with reading("missing.h5") as file:
@@ -180,7 +180,7 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
             yield file
         except LandscapeError:
             raise
-        except Exception as error:  # the file may contain anything, so its content causes every error here
+        except Exception as error:  # the file may contain anything: any other error comes from its content
             raise DamagedError(f"{path}: damaged or incomplete ({first_words(error)})") from error
 
 
@@ -198,8 +198,8 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
                 failure = error
             except (OSError, RuntimeError) as error:
                 failure = OperationError(f"{path}: not a readable HDF5 file ({first_words(error)})")
-            # A sound file that another file replaces stays readable, because it is open. If a faulty file was
-            # replaced (by another device or inode), the new file is opened.
+            # If another file (of another device or inode) has replaced a faulty one, the new file is opened.
+            # A sound file that was replaced is open already, and stays readable.
             is_replaced = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
             if not is_replaced and not _has_changed(raw, stamp):
                 break
@@ -233,14 +233,14 @@ def _has_changed(raw: IO[bytes], stamp: tuple[int, ...]) -> bool:
 def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
     """Return whether the open file has a checksum; raise OperationError unless the file is sound.
 
-    A file with the ``stamp`` of its last examination is not examined again.
+    A sound file is examined again only if its ``stamp`` has changed.
     """
-    key = os.path.abspath(path)
-    if _examined.get(key) == stamp:
+    absolute_path = os.path.abspath(path)
+    if _examined.get(absolute_path) == stamp:
         return _seal(raw) is not None
     seal = _verify(raw, path)
     if seal is None and HAS_LOCKS:
-        # Another program may be writing a file without a checksum: HDF5 then holds a lock on the file.
+        # Another program may be writing this file without a checksum: HDF5 then holds a lock on the file.
         import fcntl
 
         try:
@@ -249,16 +249,16 @@ def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
             raise OperationError(f"{path}: another program writes it; close it there") from error
         except OSError:  # a file system without locks
             pass
-    # The validator opens this open file, by its descriptor. On systems without /proc it opens the path, and
-    # compares the inode.
+    # The validator opens the file by its descriptor. On systems without /proc it opens the path, and makes
+    # sure that the inode is the same.
     descriptor = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
-    fault = _validator.fault_of(descriptor if os.path.exists(descriptor) else key, stamp)
+    fault = _validator.fault_of(descriptor if os.path.exists(descriptor) else absolute_path, stamp)
     if fault.startswith(("damaged", "not a readable HDF5 file")):
         raise DamagedError(f"{path}: {fault}")
     if fault:
         raise OperationError(f"{path}: {fault}")
-    if time.time_ns() - stamp[-1] > TICK:  # a change from now on gives the file another stamp
-        _examined[key] = stamp
+    if time.time_ns() - stamp[-1] > TICK:  # any later change gives the file another stamp
+        _examined[absolute_path] = stamp
     return seal is not None
 
 
@@ -313,7 +313,7 @@ class _Validator:
     def fault_of(self, path: str, stamp: tuple[int, ...]) -> str:
         """Return the fault of the file at ``path``, or how HDF5 fails to read it; "" for a sound file."""
         _, inode, length, *_ = stamp
-        memory, seconds = MEMORY + 2 * length, PATIENCE + length / PACE
+        memory, time_limit = MEMORY + 2 * length, PATIENCE + length / PACE
         failure = "crashes over it"  # unless another failure is found below
         with self._lock:
             try:
@@ -331,14 +331,14 @@ class _Validator:
                 return bytes(process.stdout.readline())
 
             try:
-                answer = within(seconds, exchange)
+                answer = within(time_limit, exchange)
                 if answer.endswith(b"\n"):
                     return "" if answer == b"ok\n" else answer.decode("ascii").rstrip("\n")
             except TimeoutError:
-                failure = f"does not come to an end in {seconds:.0f} s"
+                failure = f"does not come to an end in {time_limit:.0f} s"
             except OSError:  # the process has ended
                 pass
-            except BaseException:  # an interrupt: the late answer must not be read as the next file's
+            except BaseException:  # an interrupt: a late answer must not be taken as that on the next file
                 self.stop()
                 raise
             self.stop()

@@ -67,7 +67,7 @@ class _FileChecker:
         self.addresses.add(address)
 
     def check_group(self, group: Any, path: str, depth: int) -> None:
-        """Check a group and all its members; ``path`` is "" for the root, and ``depth`` counts levels."""
+        """Check a group and all its members; ``path`` is "" for the root, whose ``depth`` is 0."""
         if depth > DEPTH:
             raise UnsoundError(f"{path or '/'}: groups lie more than {DEPTH} deep")
         self.check_address(group, path or "/")
@@ -75,7 +75,7 @@ class _FileChecker:
         names: list[bytes] = []
 
         def add_name(name: bytes) -> bool | None:
-            """Return True to end the iteration, which a damaged file can make endless; None to continue."""
+            """Keep a name; return True to end the iteration, which is endless in some damaged files."""
             names.append(name)
             has_too_many = self.objects + len(names) > self.max_objects
             return True if has_too_many else None
@@ -88,7 +88,7 @@ class _FileChecker:
             member_path = f"{path}/{name.decode('utf-8', 'surrogateescape')}"
             if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:
                 raise UnsoundError(
-                    f"{member_path}: is a soft link, or one to another file, which is not followed"
+                    f"{member_path}: is a soft link or a link to another file, neither of which is followed"
                 )
             member = h5py.h5o.open(group, name)
             if isinstance(member, h5py.h5g.GroupID):
@@ -99,12 +99,12 @@ class _FileChecker:
                 raise UnsoundError(f"{member_path}: is neither a group nor a data set")
 
     def check_dataset(self, dataset: Any, path: str) -> None:
-        """Check a data set: links, filters, attributes, type, and the size in the file against the shape."""
+        """Check where the data of a data set lie, its filters, attributes and type, and its stored size."""
         self.check_address(dataset, path)
         properties = dataset.get_create_plist()
         layout = properties.get_layout()
         if layout == h5py.h5d.VIRTUAL or properties.get_external_count():
-            raise UnsoundError(f"{path}: is virtual, or its data lie in another file, which is not followed")
+            raise UnsoundError(f"{path}: is virtual, or its data lie in another file, which is not opened")
         filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
         for code in filters:
             # A filter is allowed once: gzip of gzip expands a millionfold.
@@ -118,7 +118,7 @@ class _FileChecker:
         elements, stored_size = math.prod(shape), dataset.get_storage_size()
         size = elements * element_type.get_size()
         for member in members(element_type):
-            # A text of variable length has 8 bytes more in the file than its pointer in memory.
+            # A text of variable length takes 8 bytes more in the file than its pointer takes in memory.
             if member.get_class() == h5py.h5t.STRING and member.is_variable_str():
                 size += 8 * elements
         if layout == h5py.h5d.CHUNKED and size:

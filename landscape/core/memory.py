@@ -263,8 +263,8 @@ class _ResultBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()) -> tuple[T, int]:
     """Call ``function``, and count the bytes that autograd saves for backward passes.
 
-    The hooks that count them do not work with ``torch.func`` inside a model. For such a model, the bytes of
-    all results of operations are counted: an upper bound.
+    For a model that uses ``torch.func``, saved bytes cannot be counted. The bytes of the results of all
+    operations are then counted instead, an upper bound.
 
     Args:
         function: a function without arguments.
@@ -286,8 +286,8 @@ def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()
         nonlocal saved_bytes
         if tensor.layout is torch.strided and tensor.data_ptr() not in counted_addresses:
             counted_addresses.add(tensor.data_ptr())
-            saved_bytes += tensor.nbytes  # not the bytes of its storage, which may hold the whole data
-        return tensor.detach()  # a node that kept its own output would never be freed
+            saved_bytes += tensor.nbytes  # not those of its storage, of which it may be a small part
+        return tensor.detach()  # a node of the graph that kept its own output would never be freed
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):

@@ -202,17 +202,17 @@ def _converted(where: str, value: Any, annotation: Any) -> Any:
     if kind in (list, tuple, Sequence, Iterable):
         return _sequence(where, value, kind, args)
     if kind is Literal:
-        is_fit = value in args
+        fits = value in args
     elif kind is Callable:
-        is_fit = callable(value)
+        fits = callable(value)
     elif kind in (None, types.NoneType):
-        is_fit = value is None
+        fits = value is None
     else:
         value_class = os.PathLike if kind is Path else kind
-        # NumPy's arrays stand for tensors.
+        # An array of NumPy is allowed in place of a tensor.
         is_array = getattr(kind, "__name__", "") == "Tensor" and type(value).__name__ == "ndarray"
-        is_fit = is_array or (isinstance(value, value_class) and not isinstance(value, type))
-    if not is_fit:
+        fits = is_array or (isinstance(value, value_class) and not isinstance(value, type))
+    if not fits:
         raise _UnfitError
     return value
 
@@ -355,12 +355,12 @@ def of_run(subject: Any) -> Any:
 
 
 def check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *unchecked: str) -> None:
-    """Check the arguments of a call against the function's annotations, and convert them to these types.
+    """Check the arguments of a call, and convert them to the types of the function's annotations.
 
     Args:
-        function: the function.
-        arguments: its arguments by name, converted in place. All arguments of a parameter ``**options`` are
-            one mapping under the name "options".
+        function: the called function.
+        arguments: its arguments by name, converted in place; those of a parameter ``**options`` are a mapping
+            of the name "options".
         unchecked: the names of arguments that the function checks itself.
 
     Raises:
@@ -495,7 +495,7 @@ def check_keywords(
         All keyword arguments of ``function`` except those in ``given``.
 
     Raises:
-        InputError: a key is unknown, a value has another type, or a value without a default is missing.
+        InputError: a key is unknown, a value has the wrong type, or an option without a default is missing.
 
     Example:
         >>> def build(width: int, depth: int = 2): ...

@@ -144,16 +144,16 @@ _hints_shown: set[str] = set()
 
 @contextlib.contextmanager
 def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str = "") -> Iterator[Bar]:
-    """Return a context that shows on stderr the completed share of its work, and the estimated time left.
+    """Return a context that shows on stderr which share of its work is done, and the estimated time left.
 
-    A terminal or a notebook shows a bar of tqdm; elsewhere, as in the log of a batch job, there is a line
-    every 30 s. A bar inside another bar is shown below the outer bar, and hidden if the outer bar is hidden.
+    A terminal or a notebook shows a bar of tqdm; the log of a batch job gets a line every 30 s. A bar inside
+    another bar is shown below the outer one, and is hidden if the outer one is hidden.
 
     Args:
         title: the name of the work.
         quiet: whether to show nothing.
         delay: seconds before anything is shown.
-        hint: the arguments that make the work shorter, for a line that is shown once, below the first bar.
+        hint: the arguments that make the work shorter, for a line that is shown once below the bar.
 
     Yields:
         A function of the completed share, from 0 to 1.
@@ -162,8 +162,8 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    # (time, share) of the first report, from which the remaining time is estimated: the time before the first
-    # report includes the start of the work.
+    # (time, share) of the first report. The remaining time is estimated from this report on: the time before
+    # it includes preparations.
     first_report = list[tuple[float, float]]()
     is_shown = not quiet and (not _shown_bars or _shown_bars[-1])
     _shown_bars.append(is_shown)

@@ -25,12 +25,11 @@ _VERSIONS: dict[Any, int] = {}
 def numerics(version: int) -> Callable[[T], T]:
     """Return a decorator that records the version of the numbers that a function or class computes.
 
-    Increase the version when the numbers change by more than rounding, also if a callee changes them.
-    ``landscape figures`` then computes its stored numbers again. A change of speed or messages needs no new
-    version.
+    Increase the version when the numbers change by more than rounding, even if only a callee was changed.
+    ``landscape figures`` then computes its stored numbers again.
 
     Args:
-        version: the version, 1 at first.
+        version: the version; a new function has 1.
 
     Returns:
         The decorator; it returns the function or class unchanged.

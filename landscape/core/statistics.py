@@ -67,11 +67,11 @@ class Estimate:
 def ratio_interval(
     above: Estimate, below: Estimate, covariance: float = 0.0, level: float = 0.95
 ) -> tuple[float, float]:
-    """Return the interval of ``above``/``below``, both of which are ≥ 0, by Fieller's theorem (1954).
+    """Return the confidence interval of the ratio ``above``/``below`` of two values ≥ 0 (Fieller 1954).
 
-    The interval contains each ratio R ≥ 0 for which ``above`` − R·``below`` does not differ from 0 by
-    Student's t test. The upper end is infinite if ``below`` does not differ from 0. The lower end is NaN if
-    no ratio R satisfies the test, or if a standard error is NaN.
+    It contains each R ≥ 0 for which ``above`` − R·``below`` does not differ significantly from 0 by Student's
+    t test. The upper end is infinite if ``below`` does not differ significantly from 0. The lower end is NaN
+    if the interval contains no R, or if a standard error is NaN.
 
     Args:
         above: the numerator.
@@ -87,17 +87,17 @@ def ratio_interval(
         [0.64, inf]
     """
     t2 = float(t_quantile(level, above.freedom)) ** 2
-    # The ends are the roots of a·R² − 2b·R + c, (b ± √(b² − ac)) / a. The lower one is c / (b + √(b² − ac)).
+    # The ends are the roots (b ± √(b² − ac)) / a of a·R² − 2b·R + c. The lower one is c / (b + √(b² − ac)).
     a = below.value**2 - t2 * below.standard_error**2
     b = above.value * below.value - t2 * covariance
     c = above.value**2 - t2 * above.standard_error**2
-    root_sum = b + math.sqrt(max(b * b - a * c, 0.0))
+    b_plus_root = b + math.sqrt(max(b * b - a * c, 0.0))
     low = math.nan
-    if c <= 0:  # the numerator does not differ from 0
+    if c <= 0:  # the numerator does not differ significantly from 0
         low = 0.0
-    elif root_sum > 0:
-        low = c / root_sum
-    high = root_sum / a if a > 0 and below.value > 0 else math.inf
+    elif b_plus_root > 0:
+        low = c / b_plus_root
+    high = b_plus_root / a if a > 0 and below.value > 0 else math.inf
     return low, high
 
 

@@ -47,29 +47,23 @@ def max_stable_step(
     noise: NonNegative = 0.0,
     batch: Count = 1,
 ) -> float:
-    """The largest stable h = ηλ for gradients that are ``delay`` τ steps old and ``momentum`` m.
+    """The largest h = ηλ at which training with delayed gradients and momentum is stable on one quadratic.
 
-    The characteristic polynomials are (docs/explanation/stability.md):
-
-    - ordinary: z^τ (z − 1)(z − m) + h z
-    - nesterov: z^τ (z − 1)(z − m) + h ((1 + m) z − m)
-    - shifted: (z^{τ+1} − m)(z − 1) + h z
-
-    Without momentum the limit is 2 sin(π/(2(2τ + 1))); without delay it is 2(1 + m), but not for nesterov.
+    Up to this h, all roots of the characteristic polynomial lie in the unit disc
+    (docs/explanation/stability.md). It is z^τ (z − 1)(z − m) + h p₁(z), where p₁(z) is z for "ordinary" and
+    (1 + m) z − m for "nesterov"; for "shifted" it is (z^{τ+1} − m)(z − 1) + h z.
 
     Args:
-        delay: τ ≥ 0, in steps.
-        momentum: m, 0 ≤ m < 1.
+        delay: τ, the age of the gradients in steps. For m = 0 the limit is 2 sin(π/(2(2τ + 1))).
+        momentum: m. For τ = 0 the limit is 2(1 + m), except for "nesterov".
         form: "ordinary", "nesterov" or "shifted".
-        noise: s²/λ², the relative variance of one sample's curvature. With noise > 0 the limit is that of
-            stability in mean square: the curvatures of the minibatches along the eigenvector are independent,
-            with mean λ and variance s²/B. The condition is h² ‖G‖² noise/B < 1, where ‖G‖² is the sum of
-            squares of the impulse response from the noise to the weights. For τ = m = 0 it becomes
-            (1 − h)² + h² s²/(λ²B) < 1 (Wu, Ma, E 2018).
-        batch: B, samples per step.
+        noise: s²/λ², the relative variance of one sample's curvature. With noise, the limit is that of
+            stability in mean square, h² ‖G‖² noise/B < 1, where ‖G‖² is the sum of squares of the impulse
+            response from the noise to the weights. For τ = m = 0: (1 − h)² + h² noise/B < 1 (Wu, Ma, E 2018).
+        batch: B, samples per step; minibatches are independent.
 
     Returns:
-        h without a unit; without noise all roots lie in the closed unit disc up to this h.
+        h without a unit.
 
     Raises:
         InputError: a negative delay, m outside [0, 1), an unknown form, negative noise or no sample.
@@ -142,12 +136,12 @@ def lr_that_keeps_minima(
 ) -> float:
     """The learning rate under ``after`` with the same stable minima as ``lr`` under ``before``.
 
-    Stable minima have λ < limit/η, and so η' = η limit(after)/limit(before). For long delays without momentum
-    this means η' ∝ 1/τ (Delay-2019). Without noise of the curvature η' does not depend on the batch; where
-    the noise dominates, η' ∝ batch (Wu, Ma, E 2018).
+    A minimum is stable if λ < limit/η; so η' = η limit(after)/limit(before). For long delays without momentum
+    this means η' ∝ 1/τ (Delay-2019). Without noise, η' does not depend on the batch; with much noise,
+    η' ∝ batch (Wu, Ma, E 2018).
 
     Args:
-        lr: η under ``before``, > 0.
+        lr: η, the learning rate under ``before``.
         before: the hyperparameters for which ``lr`` is known.
         after: the hyperparameters for which η' is wanted.
         noise: s²/λ², the relative variance of one sample's curvature.
@@ -210,18 +204,18 @@ def polynomials(
 def first_crossing(p0: Array, p1: Array) -> float:
     """The smallest h > 0 at which p₀ + h p₁ has a root on the unit circle; infinity if there is none.
 
-    z is a root for h = −p₀(z)/p₁(z). At a crossing of the circle this ratio is therefore real and positive.
-    The result is 0 if a root is outside the circle for every small h > 0.
+    z is a root for h = −p₀(z)/p₁(z). Where a root crosses the circle, this ratio is therefore real and
+    positive. The result is 0 if a root is outside the circle for every small h > 0.
     """
     count = _POINTS + _POINTS_A_STEP * len(p0)
     angles = np.linspace(-np.pi, np.pi, 2 * count + 1)  # 0 and ±π are among them
 
-    def ratio(theta: Array) -> Array:
-        z = np.exp(1j * theta)
+    def ratio(angle: Array) -> Array:
+        z = np.exp(1j * angle)
         with np.errstate(divide="ignore", invalid="ignore"):  # p₁ may be 0 at z = 1, which is no crossing
             return -np.polyval(p0, z) / np.polyval(p1, z)
 
-    # Bisection between neighboring angles where the imaginary part changes its sign.
+    # Bisection between neighboring angles at which the imaginary part has different signs.
     signs = np.sign(ratio(angles).imag)
     changes = np.flatnonzero(signs[:-1] * signs[1:] < 0)
     low, high = angles[changes], angles[changes + 1]
@@ -230,13 +224,13 @@ def first_crossing(p0: Array, p1: Array) -> float:
         middle = (low + high) / 2
         is_low = np.sign(ratio(middle).imag) == sign_at_low
         low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
-    # With real polynomials the ratio is real at the angles 0 and π, where its sign need not change.
+    # For real polynomials the ratio is real at the angles 0 and π, also without a change of sign.
     ratios_at_0_and_pi = ratio(np.array([0.0, np.pi]))
     is_real = np.abs(ratios_at_0_and_pi.imag) < 1e-9
     ratios = np.concatenate([ratio((low + high) / 2).real, ratios_at_0_and_pi.real[is_real]])
     crossings = ratios[ratios > 1e-9]
     limit = float(crossings.min()) if len(crossings) else np.inf
-    # No root crosses the circle between h = 0 and ``limit``: one h in this range stands for all.
+    # No root crosses the circle for h between 0 and ``limit``, and so one of these h stands for all.
     h = min(limit, 1.0) * 1e-3
     largest_root = np.abs(np.roots(p0 + h * p1)).max()
     return limit if largest_root <= 1 + 1e-9 else 0.0
@@ -268,21 +262,20 @@ def max_mixing_step(
 ) -> float:
     """The largest stable h = ηλ of learners that mix by a fixed matrix M, on one quadratic.
 
-    Each learner takes its own steps with its own momentum. In AWC order, the mode of M's eigenvalue ω has the
-    characteristic polynomial z^τ (z − ω)(z − m) + h p₁. In ATC order, ω p₁ takes the place of p₁. p₁ is z for
-    "ordinary" and (1 + m) z − m for "nesterov". The mean of the learners is the mode ω = 1.
+    The mode of M's eigenvalue ω has the characteristic polynomial z^τ (z − ω)(z − m) + h p₁ in AWC order; in
+    ATC order, ω p₁ takes the place of p₁. p₁ is z for "ordinary" momentum, and (1 + m) z − m for "nesterov".
+    The mean of the learners is the mode ω = 1.
 
-    In AWC order with ordinary momentum, without delay and for real ω, the limit is (1 + ω_min)(1 + m). In ATC
-    order without momentum and delay, the condition is |ω(1 − h)| < 1. With ``mixed`` a step ends with
-    v ← M v: z − m becomes z − mω, and Nesterov's p₁ becomes (1 + m) z − mω. Under the conditions of the first
-    limit, the limit of a mode is then (1 + ω)(1 + mω).
+    For real ω and ordinary momentum without delay, the limit in AWC order is (1 + ω_min)(1 + m). In ATC order
+    without momentum and delay, the condition is |ω(1 − h)| < 1.
 
     Args:
-        omegas: the eigenvalues of M except the simple 1.
+        omegas: the eigenvalues of M without the 1 of the mean.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" (gradient at the learner's weights before mixing) or "atc" (step, then mix).
         delay: τ, the age of the gradients in steps.
-        mixed: whether M also mixes the momentum.
+        mixed: whether M also mixes the momentum: z − m is then z − mω, Nesterov's p₁ is (1 + m) z − mω, and
+            the first limit above is (1 + ω_min)(1 + mω_min).
 
     Raises:
         InputError: |ω| > 1, a negative delay, a momentum outside [0, 1), or an unknown form or order.
@@ -307,13 +300,13 @@ def max_tracking_step(
 ) -> float:
     """The largest stable h = ηλ of gradient tracking with a mixing matrix M, on one quadratic.
 
-    In AWC order, a mode of disagreement has the characteristic polynomial (z − ω)² (z − m) + h (z − 1) p₁. In
-    ATC order, ω² p₁ takes the place of p₁. p₁ is z for "ordinary" and (1 + m) z − m for "nesterov". The mean
-    makes the steps of a single learner. Without momentum, in AWC order and for real ω, the root z = −1 bounds
-    the limit by (1 + ω_min)²/2.
+    The mode of M's eigenvalue ω has the characteristic polynomial (z − ω)² (z − m) + h (z − 1) p₁ in AWC
+    order; in ATC order, ω² p₁ takes the place of p₁. p₁ is z for "ordinary" momentum, and (1 + m) z − m for
+    "nesterov". The mean of the learners moves like a single learner. For real ω without momentum, the limit
+    in AWC order is at most (1 + ω_min)²/2 (the root z = −1).
 
     Args:
-        omegas: the eigenvalues of M except the simple 1.
+        omegas: the eigenvalues of M without the 1 of the mean.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" or "atc", as in :func:`max_mixing_step`.
 
@@ -384,16 +377,16 @@ def max_paired_outer_step(
 ) -> float:
     """The largest stable h = ηλ of NoLoCo on one quadratic, with ``period`` H plain steps per outer step.
 
-    Along the mode of the mixing matrix M with eigenvalue ω, φ are the weights and δ is the outer momentum.
-    The plain steps multiply φ by c = (1 − h)^H. The outer step is δ ← μδ + ν (ωcφ − φ), φ ← φ + δ. The mean
-    of the learners is the mode ω = 1.
+    In the mode of an eigenvalue ω of the mixing matrix M, the weights are φ and the outer momentum is δ. The
+    plain steps multiply φ by c = (1 − h)^H. The outer step is δ ← μδ + ν (ωcφ − φ), φ ← φ + δ. The mean of
+    the learners is the mode ω = 1.
 
     Args:
         period: H, in steps.
         outer_lr, outer_momentum: ν and μ.
-        omegas: the eigenvalues of M except the simple 1.
-        drawn: whether each outer step draws M, a projection. Orthogonal to the mean, E M is then
-            ``omegas[0]`` times the identity, and the limit is that of stability in mean square.
+        omegas: the eigenvalues of M without the 1 of the mean.
+        drawn: whether M is a projection that is drawn for each outer step. Its expectation, orthogonal to the
+            mean, is then ``omegas[0]`` times the identity; the limit is that of stability in mean square.
 
     Example:
         >>> from landscape.limits import max_paired_outer_step
@@ -405,7 +398,7 @@ def max_paired_outer_step(
     mixed = np.array([[outer_lr, 0.0], [outer_lr, 0.0]])
     fixed_modes = [1.0] if drawn else [1.0, *np.atleast_1d(omegas)]
 
-    def radius(h: float) -> float:  # of the map of an outer step; it must be at most 1
+    def radius(h: float) -> float:  # spectral radius of the map of an outer step; it must be at most 1
         c = (1 - h) ** period
         maps = [unmixed + omega * c * mixed for omega in fixed_modes]
         largest = max(float(np.abs(np.linalg.eigvals(matrix)).max()) for matrix in maps)
@@ -413,17 +406,17 @@ def max_paired_outer_step(
             return largest
         return max(largest, _second_moment_growth(c * mixed, unmixed, float(np.real(omegas[0]))))
 
-    # From this h on, the mean is unstable for any H.
-    return first_unstable(radius, 1 + max(1.0, 2 * (1 + outer_momentum) / outer_lr))
+    unstable_for_any_period = 1 + max(1.0, 2 * (1 + outer_momentum) / outer_lr)
+    return first_unstable(radius, unstable_for_any_period)
 
 
 def max_random_delay_step(workers: int) -> float:
-    """The largest h = ηλ stable in mean square if a random one of N ``workers`` gives each step's gradient.
+    """The largest h = ηλ that is stable in mean square if each step uses the gradient of a random worker.
 
-    A worker computes its gradient at the weights that it received when it gave its previous gradient. The
-    delay is therefore geometric with mean N − 1 steps. On one quadratic the weights are x, and worker k has
-    the copy c_k. A step draws a worker K uniformly, and is x' = x − h c_K, c_K' = x'. The second moments
-    E x², E x c_k, E c_k² and E c_j c_k (j ≠ k) follow a linear map. For N = 1 the limit is 2.
+    There are N ``workers``. A worker computes its gradient at the weights that it received when its previous
+    gradient was used: the delay has a geometric distribution with mean N − 1 steps. On one quadratic the
+    weights are x, and worker k has the copy c_k. A step draws a worker d, and sets x' = x − h c_d, c_d' = x'.
+    The second moments E x², E x c_k, E c_k² and E c_j c_k (j ≠ k) follow a linear map.
 
     Example:
         >>> from landscape.limits import max_random_delay_step
@@ -435,13 +428,13 @@ def max_random_delay_step(workers: int) -> float:
         return 2.0
 
     def radius(h: float) -> float:
-        q = (n - 1) / n  # the probability that a worker k is not K
+        q = (n - 1) / n  # the probability that worker k is not drawn
         # A moment's coefficients in (E x², E x c_k, E c_k², E c_j c_k) before the step:
         xx = np.array([1.0, -2 * h, h**2, 0.0])  # E x'²
-        xc = np.array([0.0, 1.0, 0.0, -h])  # E x' c_k for k ≠ K
+        xc = np.array([0.0, 1.0, 0.0, -h])  # E x' c_k for k ≠ d
         cc = np.array([0.0, 0.0, 1.0, 0.0])  # E c_k²
         pairs = np.array([0.0, 0.0, 0.0, 1.0])  # E c_j c_k
-        # The rows give the same four moments after the step; c_k' is x' for k = K, and otherwise c_k.
+        # The rows give the same four moments after the step; c_k' is x' for k = d, and otherwise c_k.
         rows = [xx, xx / n + q * xc, xx / n + q * cc, 2 / n * xc + (1 - 2 / n) * pairs]
         return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
 
@@ -489,18 +482,18 @@ def _second_moment_growth(mixed: Array, unmixed: Array, rho: float) -> float:
 def max_matching_momentum_step(
     rho: float, momentum: BelowOne, form: MixingForm = "ordinary", order: Order = "awc", mixed: bool = False
 ) -> float:
-    """The largest h = ηλ stable in mean square if learners with momentum m average in random pairs.
+    """The largest h = ηλ that is stable in mean square if learners with momentum average in random pairs.
 
-    Orthogonal to the mean, the average is a projection M drawn for each step. The momentum, in units of
-    weights, is v' = m v + h x, and the update is u = v', or u = h x + m v' for Nesterov. A step is
-    x' = M x − u in AWC order, and x' = M (x − u) in ATC order. With ``mixed``, M v' replaces v'. The second
-    moments of x and v follow a linear map. The mean's limit is that of :func:`max_stable_step`.
+    Averaging multiplies the deviations x from the mean by a projection M, which is drawn for each step. The
+    momentum, in units of weights, is v' = m v + h x, and the update is u = v', or u = h x + m v' for
+    Nesterov. A step is x' = M x − u in AWC order, and x' = M (x − u) in ATC order. The second moments of x
+    and v follow a linear map. The limit of the mean is that of :func:`max_stable_step`.
 
     Args:
-        rho: ρ; orthogonal to the mean, E M is ρ times the identity.
+        rho: ρ; the expectation of M, orthogonal to the mean, is ρ times the identity.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" or "atc", as in :func:`max_mixing_step`.
-        mixed: whether M also mixes the momentum.
+        mixed: whether M also mixes the momentum: M v' then replaces v'.
 
     Raises:
         InputError: a momentum outside [0, 1), or an unknown form or order.
@@ -523,8 +516,8 @@ def max_matching_momentum_step(
             mixed_part[1], unmixed_part[1] = new_v, 0.0
         return _second_moment_growth(mixed_part, unmixed_part, rho)
 
-    mean = max_stable_step(0, momentum, form)
-    return min(mean, first_unstable(radius, mean))
+    limit_of_mean = max_stable_step(0, momentum, form)
+    return min(limit_of_mean, first_unstable(radius, limit_of_mean))
 
 
 def first_unstable(radius: Callable[[float], float], top: float, points: int = 400) -> float:
@@ -559,13 +552,12 @@ def max_period_step(
     """The largest stable h = ηλ of learners that take ``period`` steps between averages of all learners.
 
     An ``outer`` step may follow each average (see landscape.training.algorithms). The state of the mean is
-    x (weights), v (momentum), x_old (weights after the last outer step) and u (outer momentum). A period
-    consists of ``period`` steps with ``momentum`` in ``form``, and the outer step. It maps the state
-    linearly, and the map's spectral radius must be at most 1.
+    x (weights), v (momentum), x_old (weights after the last outer step) and u (outer momentum). The
+    ``period`` steps and the outer step map this state linearly; the map's spectral radius must be at most 1.
 
     Between averages the learners mix by a matrix with eigenvalues ``omegas`` (1: no mixing), in ``order``. An
-    average sets x = 0 in each mode of disagreement. ``buffers`` says what the average does with v. With
-    "keep" the mode's v remains, and must not grow over a period.
+    average sets x = 0 in all other modes. ``buffers`` says what it does with v; with "keep", the v of these
+    modes remains, and must not grow over a period.
     """
     m = momentum
 
@@ -596,5 +588,5 @@ def max_period_step(
                 largest = max(largest, float(abs(v_to_v)))
         return largest
 
-    # Ends above 2(1 + m), the steps' limit; an outer step may raise it by (1 + outer_momentum)/outer_lr.
+    # The search goes beyond 2(1 + m), the limit of steps alone: an outer step may raise this limit.
     return first_unstable(radius, 1 + 2 * (1 + m) * max(1.0, (1 + outer_momentum) / outer_lr))

@@ -153,14 +153,14 @@ def read(sources: Any) -> Contents:
     note.
 
     Args:
-        sources: one or several names of files or folders, runs that have a file, or results.
+        sources: one or several paths of files or folders, runs that have a file, or results.
 
     Raises:
-        InputError: something else, or a run that was not saved.
+        InputError: no source, a source of another type, or a run without a file.
         OperationError: a file that is missing, damaged or of another program, or a folder without a run.
     """
-    # Resolved path -> (path as given, run); resolved path or index of a source -> (path as given, results).
-    runs: dict[Path, tuple[Path, Checkpoint]] = {}
+    runs: dict[Path, tuple[Path, Checkpoint]] = {}  # resolved path -> (path as given, run)
+    # Resolved path, or index of a source without a path -> (path as given, results).
     results: dict[Path | int, tuple[Path | None, list[base.Result]]] = {}
     notes: list[str] = []
     source_list = each_of(sources)
@@ -408,7 +408,7 @@ def _scenes(items: Sequence[Item]) -> tuple[dict[str, Any], ...]:
 
 
 def _scene(label: str, surface: Surface, level_scale: LevelScale) -> dict[str, Any]:
-    """Return a figure of Plotly, in JSON's types: the loss as height above the plane, and the marks on it."""
+    """Return a figure of Plotly as a JSON object: the loss as height above the plane, with its marks."""
     low, high = float(level_scale.levels[0]), float(level_scale.levels[-1])
     is_log = isinstance(level_scale.norm, LogNorm)
     step = math.ceil(max(surface.loss.shape) / MOST_FACETS)  # every step-th row and column is drawn
@@ -429,12 +429,12 @@ def _scene(label: str, surface: Surface, level_scale: LevelScale) -> dict[str, A
     traces = [facets]
 
     def lifted(heights: Any) -> Any:
-        """Return heights that are higher by the share LIFT of the axis."""
+        """Raise heights by the share LIFT of the axis, so that marks lie above the surface."""
         return heights * (high / low) ** LIFT if is_log else heights + LIFT * (high - low)
 
     for points, mark_label, look in marks(surface):
         heights = loss_at(surface, *points.T)
-        color = to_hex(look.get("mfc", look["mec"]))  # matplotlib's color of the face, else of the edge
+        color = to_hex(look.get("mfc", look["mec"]))  # the color of the marker's face, or else of its edge
         name = mark_label.replace("$w_a$", "w_a").replace(r"\$", "$")  # Plotly has no mathtext
         traces.append({
             "type": "scatter3d", "mode": "lines+markers" if look["ls"] == "-" else "markers",
