@@ -52,18 +52,14 @@ def draw(
     """Draw results or runs of one kind in one picture, whose panels share their scales.
 
     Args:
-        results: one or several results or runs, or names of their files; a dict gives them names for titles
-            of panels and legends.
-        path: a .png, .pdf or .svg file that the picture is written to, too; its metadata have the title and
-            the caption.
+        results: one or several results, runs or paths of their files; a dict names them in the picture.
+        path: a .png, .pdf or .svg file to write; its metadata have the title and the caption.
         style: how surfaces are drawn: "contour"; "hillshade", contours on a relief; "surface", in three
-            dimensions; or "difference", the first of two surfaces minus the second. Other results have only
-            "contour".
+            dimensions; or "difference", the first of two surfaces minus the second.
         ax: axes to draw into, for a picture of one panel. Default: a new figure.
-        axes: axes to draw into, by the names of the panels; other panels are not shown.
-        width: width in inches of a picture for a paper, such as 3.3 for a column or 7 for a page. Texts of
-            such a picture have 8 to 9 points; it has short labels, no caption and no default title. Panels in
-            ``ax`` or ``axes`` have the same look.
+        axes: axes to draw into, by name of the panel; other panels are not shown.
+        width: width in inches of a picture for a paper, such as 3.3 for a column or 7 for a page. It has
+            small texts, and no caption or default title. Panels in ``ax`` or ``axes`` have the same look.
         visuals: "title", "panel_titles", "legend", "colorbar" or "caption" -> False, which leaves it out, or
             a dict of properties for matplotlib's ``Artist.set``.
         dpi: pixels per inch of the file. Default: 150.
@@ -71,12 +67,11 @@ def draw(
             ``levels``, ``vmax``, ``cmap`` and ``labels``.
 
     Returns:
-        A new figure, whose ``axes_by_name`` has the axes of its panels; with ``ax`` or ``axes``, the figure
-        of these axes.
+        A new figure, with the axes of its panels in ``axes_by_name``; with ``ax`` or ``axes``, their figure.
 
     Raises:
-        InputError: no results, results of several kinds or of a kind without a drawing, an argument that is
-            not allowed, no finite number to draw, or axes for panels that the picture does not have.
+        InputError: results that cannot be drawn in one picture, no finite number to draw, or an argument that
+            is not allowed.
         OperationError: a file cannot be read or written.
 
     Example:
@@ -255,12 +250,11 @@ F = TypeVar("F", bound=Callable[..., Figure])
 def draws(kind: type) -> Callable[[F], F]:
     """Return a decorator that registers a function as the drawing of results of class ``kind``.
 
-    :func:`landscape.draw` calls the function, in the style of all pictures, with results whose texts and
-    numbers can be drawn (``drawable``). If the function has a parameter ``style``, it receives the argument
-    ``style`` of :func:`landscape.draw`.
+    :func:`landscape.draw` calls the function with copies of the results that matplotlib can draw, and with
+    those of its own arguments that are parameters of the function, such as ``style``.
 
     Args:
-        kind: the class of the results. The function also draws subclasses that have no drawing of their own.
+        kind: the class of the results; subclasses without a drawing of their own have this drawing, too.
 
     Raises:
         InputError: another class of the same name already has a drawing.

@@ -69,7 +69,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
     with style.style():
         figure, (ax, dial) = panels(1, 2, 4.6, 4.6, ["surface", "dial"], width_ratios=(1.6, 1.0))
         level_scale = surface.scale([shown_surface.loss for shown_surface in surfaces])
-        # contourf changes the norm that it gets, in each frame; the labels of the color bar must not follow.
+        # contourf changes the norm that it gets, in each frame; the color bar has a copy, to keep its labels.
         norm = copy.deepcopy(level_scale.norm)
         surface.color_bar(figure, ax, norm, surface.CMAP, f"loss{style.unit(surfaces[0], 'loss')}")
         text = "White lines: levels of the frame. Dial: learning rate × sharpness, unstable above the limit."

@@ -173,7 +173,7 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         ax.grid(False, axis="y")
     lambda_max = np.concatenate([r.lambda_max for r in results])
     if logarithmic(lambda_max[lambda_max > 0]):
-        # Linear below a thousandth of the largest λ_max: a search, too, takes such eigenvalues as zero.
+        # Linear below a thousandth of the largest λ_max: a search takes such small eigenvalues as zero, too.
         eigenvalue_ax.set_xscale("symlog", linthresh=1e-3 * np.nanmax(lambda_max))
     eigenvalue_ax.set_xlabel(f"λ_min and λ_max of the block{style.unit(results[0], 'lambda_max')}")
     share_ax.set_xlabel("share of the trace (%)")
@@ -187,10 +187,10 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
 
 @draws(LossChange)
 def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
-    """Draw, for each group of parameters, its terms of the change of the loss as stacked bars.
+    """Draw the terms of the change of the loss in a step as stacked bars, one bar for each group.
 
-    The terms are those of the gradient, of the curvature within the group, and of the curvature between
-    groups. Each result, which is of one step, has a panel; its dashed line is the change of the loss.
+    The terms of a group of parameters are those of the gradient, of the curvature within the group, and of
+    the curvature between groups. Each result has a panel; its dashed line is the change of the loss.
     """
     height = 1.8 + 0.3 * max(len(r.groups) for r in results)
     figure, axes = wrapped_panels(len(results), 5.6, height, names="change")
@@ -200,7 +200,7 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
         terms = r.gradient, r.within, r.curvature - r.within
         y = np.arange(len(r.groups))
         # Positive terms are stacked to the right of 0, and negative ones to the left.
-        bar_ends = np.zeros((2, len(r.groups)))  # row 0: of positive terms so far; row 1: of negative terms
+        bar_ends = np.zeros((2, len(r.groups)))  # row 0: sums of positive terms; row 1: of negative terms
         for (label, color), values in zip(colors.items(), terms, strict=True):
             row = (values < 0).astype(int)
             ax.barh(y, values, left=bar_ends[row, y], color=color, label=label, height=0.7)
@@ -357,8 +357,8 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
 
     Each of the four has a panel. The first three panels show the loss itself and the loss smoothed by the
     spread, with one standard error. Learning rates are 2/λ_max, beside the rates α and α_e of the run. Dashes
-    beside the sharpness are the largest change of the gradient along the steps, relative to the distance. The
-    fourth panel shows the share of the spread along the eigenvectors of the Hessian.
+    beside the sharpness are the Lipschitz constants of the gradients along the steps. The fourth panel shows
+    the share of the spread along the eigenvectors of the Hessian.
     """
     width = max(4.6, 1.3 * len(results))
     figure, axes = panels(2, 2, width, 3.4, ["rates", "sharpness", "loss", "spread"])

@@ -96,8 +96,8 @@ class Picture(Figure):
         look = {"fontsize": CAPTION_SIZE, "color": DARK, "linespacing": 1.25, "in_layout": False}
         self._caption = self.text(0.06 / width, 0.04 / height, formulas("\n".join(lines)), va="bottom")
         self._caption.set(**look | options)
-        # matplotlib's layout leaves room only for a legend at the very edge of the figure. Here the caption
-        # is below the legends, and so the room for both is set. Heights are relative to the figure's height.
+        # matplotlib leaves room for legends at the edge of the figure only. Here the caption is below them:
+        # set the room for legends and caption. Heights are relative to the figure's height.
         caption_share = self._caption_height / (height + self._caption_height)
         share_below_panels = caption_share
         for legend in self.legends:
@@ -190,7 +190,7 @@ class OwnAxes:
 
         Raises:
             InputError: ``ax`` for a picture of several panels, an unknown name of a panel, or axes whose
-                projection is not the panel's.
+                projection is not that of the panel.
         """
         user_axes: dict[str, Any] = dict(self.requested)
         self.picture, own_axes = picture, picture.axes_by_name

@@ -160,7 +160,7 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     """Draw the loss of the first surface minus the loss of the second: negative values blue, others red.
 
     Raises:
-        InputError: not two surfaces, different grids, or directions that were drawn in different ways.
+        InputError: not two surfaces, different grids, planes of different kinds, or no finite difference.
     """
     if len(results) != 2:
         raise InputError(f"difference: {len(results)} surfaces are not allowed, it takes two")
@@ -222,7 +222,7 @@ def _draw_contours(
         if np.isfinite(rise) and geometry.has_profile(r):
             risen_loss, lowest = geometry.center_loss(r) + rise, masked.min()
             ax.contour(r.x, r.y, masked, [risen_loss], **EQUAL)
-            # Contours have no entries in a legend; empty curves with the same look give them one.
+            # Contours have no entries in a legend; empty curves with the same look have.
             label = unit_of(r, f"{rise:.2g} nat above the center")
             ax.plot([], [], color=style.AMBER, lw=1.8, label=label)
             lines_in_valley = ((levels > lowest) & (levels < risen_loss)).sum()
@@ -295,7 +295,7 @@ def _draw_profiles(
     """
     profiles = [geometry.profile(r) for r in results]
     levels, log = level_scale.levels, isinstance(level_scale.norm, LogNorm)
-    # The highest quartile of each profile that is not above the last level.
+    # For each profile, the highest value of its upper quartile that is not above the last level.
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in profiles]
     y_limits = levels[0], max(*highest, levels[1])
     longest_distance = max(p.distance[-1] for p in profiles)
@@ -345,12 +345,12 @@ def scale(
 ) -> LevelScale:  # fmt: skip
     """Return levels, color scale and texts for surfaces that are drawn together.
 
-    On a linear scale, levels are 0.005 apart (DPSGD-2020, Figure 3) if this makes 4 to 40 lines; else they
-    are at about 24 round numbers. If losses differ by more than a factor of 100, the scale is logarithmic,
-    with 25 levels: at equal distances, a whole valley would be below the first level. The highest 2% of the
-    losses are above the last level if they would otherwise need more than half of the levels. The losses
-    along a trajectory fill at least a third of the levels; losses far above or below them have the colors of
-    the last and the first level.
+    By default the scale is logarithmic, with 25 levels, if losses differ by more than a factor of 100: at
+    equal distances, a whole valley would be below the first level. On a linear scale, levels are 0.005 apart
+    (DPSGD-2020, Figure 3) if this makes 4 to 40 lines, or else at about 24 round numbers. The highest 2% of
+    the losses are left above the last level if they would take more than half of the levels. If there is a
+    trajectory, losses far above or below its own are outside of the levels, so that its own fill at least a
+    third of them.
 
     Args:
         losses: arrays of losses in nats; values that are not finite are ignored.
@@ -365,7 +365,7 @@ def scale(
     """
     full_range = _full_range(losses, levels, vmax)
     log, why = _is_logarithmic(*full_range, log)
-    # The same range if there is no trajectory.
+    # Without a trajectory, this is the full range.
     low, high = _range_around(np.concatenate([[], *trajectory_losses]), full_range, log)
     if (low, high) != full_range:
         why += ", around the losses of the trajectory"
@@ -381,7 +381,7 @@ def scale(
         values = np.arange(start, stop + 1) * PAPER_SPACING
     else:
         values = np.asarray(ticker.MaxNLocator(levels or LINEAR_LEVELS).tick_values(low, high))
-    # Rounding must not leave a loss just outside of the levels: its place would stay empty.
+    # Rounding must not leave a loss just outside of the levels: its place in the picture would be empty.
     values[0] = min(values[0], low)
     values[-1] = max(values[-1], high)
     distance = f"{float(values[1] - values[0]):.3g}"

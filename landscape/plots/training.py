@@ -23,14 +23,13 @@ Group = tuple[str, Any, list[Checkpoint]]  # label, color and runs of a setting
 
 @draws(Checkpoint)
 def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
-    """Draw loss, test error, consensus distance, α_e, Δ and Δ(2) by step.
+    """Draw loss, test error, consensus distance, α_e, Δ and Δ(2) by step, and above them what was measured.
 
-    Runs whose recipes differ only in the seed, or in keys that do not change the weights, are one setting:
-    thin lines are its seeds, thick lines their median. Consensus distance, α_e, Δ and Δ(2) change more from
-    step to step than over training. For these, the running median over 5% of the steps and all seeds is
-    drawn, with a band between the quartiles. The legend names the keys in which settings differ. Dotted lines
-    are the learning rates α; a dashed line marks the step at which a run diverged. Consensus distance and
-    noise are in squared weights.
+    Runs whose recipes differ only in the seed, or in keys that do not change the weights, are one setting.
+    Thin lines are its seeds, a thick line is their median. Consensus distance, α_e, Δ and Δ(2) vary much from
+    step to step: here the thick line is the running median over 5% of the steps and all seeds, with a band
+    between the quartiles. The legend names the keys in which settings differ. Dotted lines are the learning
+    rates α; a dashed line marks the step at which a run diverged.
 
     The rows above have a panel for each quantity that instruments measured during a run: ηλ_max and η times
     batch sharpness (with the limit of its update rule in the color of each setting, or the limit 2 of plain
@@ -57,7 +56,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     drawn_columns = measured + standard
     columns = drawn_columns + [""] * (-len(drawn_columns) % 3)  # "" for an empty cell
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
-    # In the column of a paper, two panels have room side by side.
+    # At this width, two panels have room side by side in the column of a paper.
     figure, axes = panels(len(columns) // 3, 3, 3.2 if in_paper() else 3.5, 2.7, columns)
     for ax, column in zip(axes, drawn_columns, strict=True):
         name, scale, _ = PANELS.get(column, (column.replace("_", " "), "linear", ""))
@@ -67,7 +66,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             _draw_layers(ax, runs[0], layers)
         else:
             for k, group in enumerate(groups):
-                # Earlier groups have wider lines, so that equal curves are both visible.
+                # Earlier groups have wider lines, so that two equal curves are both visible.
                 extra_width = 0.6 * min(len(groups) - 1 - k, 3)
                 has_values |= _draw_runs(ax, group, column, scale, extra_width)
         unit = style.in_brackets(unit_of(column))
@@ -88,7 +87,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             has_one_point = np.isfinite(line.get_xydata()).all(1).sum() == 1
             if has_one_point and line.get_marker() == "None":  # a line of one point is invisible
                 line.set(marker="o", markersize=3 * line.get_linewidth())
-    # The legend below all panels has the settings. The panel of the layers has another legend, its own.
+    # The legend below all panels has the settings; the panel of the layers has a legend of its own.
     legend_panel = axes[1] if measured[:1] == ["loss_change"] else axes[0]
     _, legend_names = legend_panel.get_legend_handles_labels()
     legend_columns = 2 if max(map(len, legend_names), default=0) > 30 else 4  # they need room (our choice)
@@ -312,7 +311,7 @@ def _draw_limits(ax: Axes, groups: Sequence[Group], column: str) -> None:
 def _draw_runs(ax: Axes, group: Group, column: str, scale: str, extra_width: float) -> bool:
     """Draw a column of the history of one setting: a line for each seed and their median, or quartiles.
 
-    Lines are wider by ``extra_width`` points. Returns whether any value can be drawn.
+    ``extra_width`` (points) is added to the widths of lines. Returns whether any value can be drawn.
     """
     label, color, runs = group
     curves = []  # (steps, values) of each seed
