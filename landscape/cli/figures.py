@@ -45,11 +45,10 @@ def figures(
 
     Without a NAME, lists the figures and tables.
 
-    Trains the runs that the figures need; a run that several figures need is trained once. Writes for each
-    figure DIR/NAME.png, NAME.csv and NAME.md (the verdict on the paper's claim, and the paper's numbers), and
-    for all figures a front page, README.md. Figures are made in the order of their NAMEs, until the --budget
-    is used; the same command resumes after an interruption. A figure whose data is missing is skipped, with a
-    line that says what to download; the exit code is then 1.
+    Trains the runs that the figures need. Writes for each figure DIR/NAME.png, NAME.csv and NAME.md (the
+    verdict on the paper's claim, and the paper's numbers), and for all of them a front page, README.md. The
+    same command resumes after an interruption. A figure whose data is missing is skipped; the exit code is
+    then 1.
 
     Args:
         every: Make all figures.
@@ -59,16 +58,15 @@ def figures(
         dry_run: Print which runs and data are needed, and about how long the training takes.
         output: Folder for the pictures, their data and the pages.
         runs: Folder for runs, with weights.
-        records: Folder for the records, two files for each figure: the numbers of its runs and of its
-            analyses. A figure can be drawn from its records alone. Numbers in the records are not computed
-            again, also if another machine computed them. [default: records in DIR]
-        prune: Delete the weights of a run when this command has trained it and has written its record. Kept
-            are the weights from which a figure of this scale is drawn.
+        records: Folder for the records, two files for each figure, with the numbers of its runs and analyses;
+            numbers in them are not computed again. [default: records in DIR]
+        prune: Delete the weights of a run that this command trained, once its record is written, unless a
+            figure of this scale is drawn from them.
 
     Example:
         landscape figures fig2a fig2b --scale laptop --jobs 2 -o figures
     """
-    seconds = quantity("--budget", budget, UNITS) if budget is not None else math.inf
+    budget_seconds = quantity("--budget", budget, UNITS) if budget is not None else math.inf
     if every and names:
         raise InputError(f"--all: not allowed with a NAME ('{names[0]}')")
     if jobs.share is not None and (dry_run or not (every or names)):
@@ -84,8 +82,8 @@ def figures(
     context = Context(
         Path(runs), scale, jobs.device, jobs.data_dir, Pool() if dry_run else jobs.pool(),
         message=lambda line: common.message(f"  {line}"),
-        records=Path(records) if records else folder / "records", until=time.time() + seconds,
-        runs_with_weights=figure.with_weights(registered, scale) if prune else None,
+        records=Path(records) if records else folder / "records", until=time.time() + budget_seconds,
+        runs_to_keep=figure.with_weights(registered, scale) if prune else None,
     )  # fmt: skip
     if jobs.share is not None:
         _share(entries, context, jobs.share)
@@ -166,8 +164,8 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[dict[str, Any]
     """Train, analyze and draw a figure, and print its conclusion.
 
     Returns:
-        The conclusion, or None if the budget was used before the figure was drawn; and whether all runs have
-        ended.
+        The conclusion, or None if the budget was used up before the figure was drawn; and whether all runs
+        have ended.
     """
     context = entry.of(context)
     runs, missing = context.cells, context.missing()

@@ -48,7 +48,7 @@ R = TypeVar("R", bound=base.Result)
 
 
 class OutOfTimeError(Exception):
-    """The budget is used: finished work is stored, and the same command resumes."""
+    """The budget is used up: finished work is stored, and the same command resumes."""
 
 
 class WeightsNeededError(Exception):
@@ -130,7 +130,7 @@ class Context:
         records: the folder of archives from which figures are drawn; by default FOLDER/records.
         until: end of the budget, as of time.time(): nothing begins after it, and a run that is not finished
             stops; it resumes from its last checkpoint.
-        runs_with_weights: the ``identity`` of runs whose weights are kept after the record is written; None
+        runs_to_keep: the ``identity`` of runs whose weights are kept after the record is written; None
             keeps all.
         cells: the runs of the figure.
         sizes: the figure's numbers for this scale.
@@ -148,7 +148,7 @@ class Context:
     progress: Progress = lambda share: None
     records: Path | None = None
     until: float = math.inf
-    runs_with_weights: set[str] | None = None
+    runs_to_keep: set[str] | None = None
     cells: Sequence[Cell] = ()
     sizes: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
@@ -234,8 +234,8 @@ class Context:
             ended_count += 1
             recipe = job.recipe
             self.record(recipe)
-            # Of the other runs only the record is needed.
-            if self.runs_with_weights is not None and identity(recipe) not in self.runs_with_weights:
+            # Of the other runs, only the record is needed.
+            if self.runs_to_keep is not None and identity(recipe) not in self.runs_to_keep:
                 shutil.rmtree(job.folder)
             self.message(
                 f"{ended_count} of {len(jobs)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
@@ -252,7 +252,7 @@ class Context:
         )  # fmt: skip
 
     def check_time(self) -> None:
-        """Raise ``OutOfTimeError`` once the budget is used."""
+        """Raise ``OutOfTimeError`` once the budget is used up."""
         if time.time() > self.until:
             raise OutOfTimeError
 
@@ -319,7 +319,7 @@ class Context:
         self, kind: type[R], points: Point | Sequence[Point], settings: Mapping[str, Any],
         make: Callable[[], R | Sequence[R]], by: Sequence[Any],
     ) -> list[R]:  # fmt: skip
-        """Return the results of ``make()``: those that are stored, or else new ones, which are then stored.
+        """Return the results of ``make()``: the stored ones if there are any, or else new ones, to be stored.
 
         Of the plane of a surface, only lengths and angles are stored (:meth:`.Surface.compact`).
 
@@ -328,12 +328,11 @@ class Context:
             points: the weights on which the results depend.
             settings: all other numbers and texts on which the results depend.
             make: computes the results.
-            by: the functions and classes that ``make`` calls. Their versions
-                (``registry.numerics``) are part of the name, too: results of another
-                version are computed again.
+            by: the functions and classes that ``make`` calls. Their versions (``registry.numerics``) are part
+                of the name, too: results of another version are computed again.
 
         Raises:
-            OutOfTimeError: the results are not stored, and the budget is used.
+            OutOfTimeError: the results are not stored, and the budget is used up.
             OperationError: the file is damaged; after it is deleted, the results are computed again.
         """
         point_list = [points] if isinstance(points, Point) else list(points)

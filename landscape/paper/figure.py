@@ -151,14 +151,13 @@ def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
 def seconds_of(context: Context, runs: Iterable[Recipe], seconds_by_kind: dict[str, float]) -> float:
     """Estimate the seconds that ``runs`` take on this machine, one after another.
 
-    The estimate is the measured time of a sample's gradient, times the number of samples of steps,
-    evaluations, decompositions, λ_max and instruments. Checkpoints are not counted.
+    The estimate is the measured time of a sample's gradient, times the number of samples that all steps,
+    evaluations, decompositions, λ_max and instruments use. The time to write checkpoints is left out.
 
     Args:
         context: the data and the device.
         runs: recipes of the runs.
-        seconds_by_kind: kind of run -> seconds of a sample's gradient; a kind that is not in it is measured,
-            and added.
+        seconds_by_kind: kind of run -> seconds of a sample's gradient; missing kinds are measured and added.
     """
     total = 0.0
     for run in runs:
@@ -288,15 +287,15 @@ def figure(
 
     Args:
         name: name of the figure in ``landscape figures``.
-        judge: returns the effects behind the verdict on the claim, from the rows of the CSV file.
-        table: the keys of ``Described`` that describe the figure. Default: the table ``name`` of
-            figures.toml in this package.
+        judge: takes the rows of the CSV file, and returns the effects that decide the verdict on the claim.
+        table: values for the keys of ``Described``. Default: the table ``name`` of figures.toml in this
+            package.
 
     Returns:
         The decorator, which returns the :class:`Figure` in place of the function.
 
     Raises:
-        InputError: an unknown key, or a missing one.
+        InputError: a key of ``table`` is unknown, or a key is missing.
 
     Example:
         >>> figure("mine", list, {"title": "my figure"})(print)

@@ -58,7 +58,7 @@ def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path
         The verdict in words, and the paths of the pictures.
 
     Raises:
-        OutOfTimeError: the budget is used before the runs and analyses of the figure have ended.
+        OutOfTimeError: the budget is used up before the runs and analyses of the figure have ended.
         OperationError: a run or a file could not be made.
     """
     from landscape.plots.style import style  # and matplotlib: only where something is drawn
@@ -92,8 +92,7 @@ def write(
     """Write the pictures NAME.png and NAME-….png, and NAME.csv and NAME.json, to ``folder``.
 
     Args:
-        seconds: seconds of the training and the analyses that the figure needs, also if other figures need
-            them, too.
+        seconds: seconds of all training and analyses that the figure needs, even if other figures share them.
 
     Returns:
         The verdict in words, and the paths of the pictures.
@@ -216,7 +215,7 @@ def _reduce_colors(path: Path) -> None:
 def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the contents of the figures' JSON files, by name of the figure, in the order of ``names()``.
 
-    The verdicts are not read from the JSON files, but computed from the CSV files: all have the same rules.
+    The verdicts are computed again from the CSV files, so that all figures are judged by the same rules.
 
     Raises:
         OperationError: a damaged JSON file, or a damaged or missing CSV file.
@@ -228,7 +227,7 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
             continue
         try:
             entry = json.loads(read_regular(path, MAX_BYTES).decode())
-            # A JSON file is damaged if the pages cannot show its entry, here with the verdict of a smoke run.
+            # A JSON file is damaged if the pages cannot show its entry, here with a smoke run's verdict.
             ungraded = entry | verdict(name, "smoke", "")
             front({name: ungraded})
             details(name, ungraded)

@@ -185,17 +185,17 @@ def step_time(
 ) -> tuple[float, float]:  # fmt: skip
     """Simulate steps of W workers, and return (mean seconds of a step, its standard error).
 
-    Let s_j be the time at which worker j begins a step, f_j its straggler factor, g and u the seconds of its
-    gradient and update, N(j) the workers with which it exchanges messages, j among them, and c_i the seconds
-    that the messages of worker i take. For times t, the gradients end at G(t)_j = t_j + f_j g, and the
-    exchange ends at D(t)_j = max_{i ∈ N(j)} (t_i + c_i). The step of worker j ends at
+    Worker j begins a step at the time s_j. With its straggler factor f_j, its gradient takes f_j g seconds
+    and its update f_j u seconds. It exchanges messages with the workers N(j), which include j; the messages
+    of worker i take c_i seconds. If gradients begin at the times t, they end at G(t)_j = t_j + f_j g; if the
+    exchange does, it ends at D(t)_j = max_{i ∈ N(j)} (t_i + c_i). The step of worker j ends at
 
     - G(D(s))_j + f_j u for the order "before";
     - max(G(s)_j, D(s)_j) + f_j u for "during";
     - D(G(s))_j + f_j u for "after".
 
     This is a recurrence in maximum and sum (Baccelli et al. 1992, "Synchronization and Linearity"). In
-    addition, no gradient ends before the all-reduce of the last step's loss, max_i s_i + ``loss_exchange_s``.
+    addition, no gradient ends before the last step's loss is reduced, at max_i s_i + ``loss_exchange_s``.
 
     Args:
         order: when the exchange begins.
@@ -205,9 +205,8 @@ def step_time(
         straggler: as in :class:`Machines`.
         loss_exchange_s: seconds of the all-reduce of the last step's loss.
         seed: seed of the random f_j.
-        steps: number of simulated steps. The first half is not measured; the time of the second half is that
-            of the slowest worker. With stragglers, RUNS independent runs give the error; without, nothing is
-            random, and the error is 0.
+        steps: number of simulated steps; the second half is measured, until the slowest worker ends. With
+            stragglers, the error is that of RUNS independent runs; otherwise it is 0.
     """
     rng = np.random.default_rng(seed)
     factors = np.ones(workers)
@@ -294,7 +293,7 @@ def predict(
         workers: numbers of workers, each at least 2.
         costs: seconds that a worker computes.
         machines: the machines.
-        mixings: mixing matrices of DPSGD; one that is not possible with a number of learners has no row.
+        mixings: mixing matrices of DPSGD; a matrix that does not exist for a number of learners has no row.
     """
     rows = list[tuple[int, str, str, float, float]]()
     for count in workers:
@@ -333,7 +332,7 @@ def calibrate(
     """Measure the seconds that a worker computes in a step of ``recipe``.
 
     Args:
-        recipe: the run.
+        recipe: the recipe of a run.
         local_batch: samples of the worker's learner.
         device: where the worker computes; on the CPU with torch's current number of threads.
         data_dir: folder with data sets that are not bundled.
@@ -371,7 +370,7 @@ def calibrate(
 
     if dist.is_initialized():  # processes that are measured together begin at the same time
         dist.barrier()
-    rows = list[list[float]]()  # seconds of: gradient, rest of the step, mixing, noise, indices
+    rows = list[list[float]]()  # seconds of the gradient, the rest of the step, mixing, noise and indices
     start = time.perf_counter()
     while len(rows) <= TIMES or time.perf_counter() - start < seconds:
         clocks = [rule.now()]
