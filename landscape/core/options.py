@@ -506,16 +506,16 @@ def check_keywords(
     parameters = dict(inspect.signature(function).parameters)
     for name in ("self", *given):
         parameters.pop(name, None)  # not allowed in ``options``
-    checked = {}
+    checked_options = {}
     for key, value in options.items():
         choose(where, key, parameters)  # refuses an unknown key
-        checked[key] = fit(f"{where}.{key}", value, hints.get(key, Any))
+        checked_options[key] = fit(f"{where}.{key}", value, hints.get(key, Any))
     for name, parameter in parameters.items():
-        if name not in checked:
+        if name not in checked_options:
             if parameter.default is inspect.Parameter.empty:
                 raise InputError(f"{where}.{name}: missing, and there is no default")
-            checked[name] = parameter.default
-    return checked
+            checked_options[name] = parameter.default
+    return checked_options
 
 
 # Limits far above the needs of any recipe, below which every reader of TOML works (our choice): characters;

@@ -351,8 +351,8 @@ class Context:
             self.check_time()
             start = time.perf_counter()
             with progress_bar(kind.__name__):
-                made = make()
-            results = [made] if isinstance(made, base.Result) else list(made)
+                new_results = make()
+            results = [new_results] if isinstance(new_results, base.Result) else list(new_results)
             results = [result.compact() if isinstance(result, Surface) else result for result in results]
             make_folder(store.folder)
             base.save(results, path)

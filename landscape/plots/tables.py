@@ -221,20 +221,20 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
             low, high = value - error, value + error
             ax.plot([low, high], [row, row], color=color, solid_capstyle="butt", zorder=2, **bar)
             ax.plot([value], [row], "o", ms=6, color=color, zorder=3)
-    drawn = [values - errors, values + errors]
+    drawn_values = [values - errors, values + errors]
     if c.grouped:  # each checkpoint of a group is an open dot below the row of its side
         for value, side in zip(c.own_value[q], c.side_of, strict=True):
             ax.plot([value], [rows[side] - 0.22], "o", ms=4, mfc="none", color=colors[side], zorder=3)
-        drawn.append(c.own_value[q])
-    finite = np.concatenate(drawn)
-    finite = finite[np.isfinite(finite)]
-    if logarithmic(values) and finite.min() > 0:
+        drawn_values.append(c.own_value[q])
+    finite_values = np.concatenate(drawn_values)
+    finite_values = finite_values[np.isfinite(finite_values)]
+    if logarithmic(values) and finite_values.min() > 0:
         style.log_axis(ax.xaxis)
     else:
         ax.xaxis.set_major_locator(ticker.MaxNLocator(4))
         ax.ticklabel_format(axis="x", scilimits=(-3, 4), useMathText=True)
-        if finite.size and 0 <= finite.min() < finite.max():
-            ax.set_xlim(0, 1.06 * finite.max())
+        if finite_values.size and 0 <= finite_values.min() < finite_values.max():
+            ax.set_xlim(0, 1.06 * finite_values.max())
     ax.set_ylim(-0.6, len(c.sides) - 0.4)
     ax.set_yticks(rows, c.sides)
     ax.grid(False, axis="y")

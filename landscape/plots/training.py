@@ -47,11 +47,11 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         return any(np.isfinite(column_of(run, column)).any() for run in runs)
 
     metrics = dict.fromkeys(c for r in runs for c in r.history if c.startswith("test_") and c not in UNITS)
-    measured = [column for column in (*_INSTRUMENTS, *metrics) if is_measured(column)]
-    standard = list(_STANDARD)
+    measured_columns = [column for column in (*_INSTRUMENTS, *metrics) if is_measured(column)]
+    standard_columns = list(_STANDARD)
     if all(run.algorithm == RECORDED for run in runs):  # one learner, and unknown minibatches
-        standard = [_RECORDED.get(column, column) for column in _STANDARD]
-        standard = [column for column in standard if is_measured(column)] or standard
+        standard_columns = [_RECORDED.get(column, column) for column in _STANDARD]
+        standard_columns = [column for column in standard_columns if is_measured(column)] or standard_columns
 
     drawn_columns = measured + standard
     columns = drawn_columns + [""] * (-len(drawn_columns) % 3)  # "" for an empty cell
@@ -88,7 +88,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             if has_one_point and line.get_marker() == "None":  # a line of one point is invisible
                 line.set(marker="o", markersize=3 * line.get_linewidth())
     # The legend below all panels has the settings; the panel of the layers has a legend of its own.
-    legend_panel = axes[1] if measured[:1] == ["loss_change"] else axes[0]
+    legend_panel = axes[1] if measured_columns[:1] == ["loss_change"] else axes[0]
     _, legend_names = legend_panel.get_legend_handles_labels()
     legend_columns = 2 if max(map(len, legend_names), default=0) > 30 else 4  # they need room (our choice)
     heading = title or _finding(groups) or _run_title(runs)
