@@ -256,7 +256,7 @@ def test_a_run_stops_at_its_time_and_resumes(tmp_path: Path, monkeypatch: pytest
 
 def test_weights_are_deleted_where_no_figure_needs_them(tmp_path: Path) -> None:
     kept, other = small(seed=3), small(seed=4)
-    context = Context(tmp_path, runs_to_keep={identity(kept)})
+    context = Context(tmp_path, runs_with_weights={identity(kept)})
     context.train([kept, other])
     assert with_runs(context, kept, other).missing() == []
     assert context.run_folder(kept).exists()

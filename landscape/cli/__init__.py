@@ -105,7 +105,7 @@ class Commands(click.Group):
 def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
     """Parse the words ``args`` of a command line; refuse wrong options, files and names.
 
-    This is done before the command is imported, which takes seconds.
+    The command is imported only afterwards, because an import takes seconds.
 
     Returns:
         The value of each parameter, by the parameter's name.
@@ -134,7 +134,7 @@ def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
                 # Both raise an error for a recipe that does not exist.
                 if not recipes.paper_recipe_values(word, {}):
                     recipes.file_values(word)
-            if args[0] == "figures" and registry.figures.untouched:
+            if args[0] == "figures" and registry.figures.untouched:  # else a plugin has added figures
                 choose("NAME", word, completion)
     return values
 
@@ -191,7 +191,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Run the command of the command line, print its error, and return its exit code."""
+    """Run the command of the command line, print its error if there is one, and return its exit code."""
     out = output.Output()
     try:
         with output.collected(out):
@@ -288,9 +288,9 @@ class Stopped(KeyboardInterrupt):
 def signals() -> Iterator[None]:
     """Handle the signals SIGINT, SIGTERM and SIGHUP while the command runs.
 
-    The first signal raises :class:`Stopped` in the command; the second one ends the process at once. A signal
-    that is ignored, such as SIGHUP under nohup, stays ignored. In a process that a launcher started, nothing
-    changes: the launcher handles the signals.
+    The first signal raises :class:`Stopped` in the command; the second one ends the process at once. Ignored
+    signals, such as SIGHUP under nohup, stay ignored. In a process of a launcher, which handles the signals
+    itself, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread() or children.launcher_store():
         yield
@@ -316,8 +316,8 @@ def signals() -> Iterator[None]:
                     sys.stderr.flush()
                     os._exit(Stopped(number).exit_code)
 
-    # Python runs ``stop`` only between its own instructions: compiled code, such as an exchange between
-    # processes, may delay it for long. The thread runs all the same.
+    # Python calls ``stop`` only between its own instructions, and so compiled code, such as an exchange
+    # between processes, may delay the call for long. The thread is not delayed.
     threading.Thread(target=exit_at_second_signal, daemon=True).start()
     # From here on, Python writes the number of each signal to ``sender`` as one byte.
     previous_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)

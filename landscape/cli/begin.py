@@ -63,7 +63,7 @@ def demo(*, output: str = "demo") -> None:
     """Train SSGD and DPSGD on digits, and compare them.
 
     Each algorithm is trained from five seeds. Writes training.png, contour.png, noise.png and learners.gif,
-    the results in these pictures, and report.html, one page about all results. Existing runs are reused.
+    the results that they show, and report.html, one page about all results. Existing runs are reused.
     docs/tutorials/demo.md explains the pictures.
 
     Args:
@@ -83,7 +83,8 @@ def demo(*, output: str = "demo") -> None:
     save(surfaces, folder / "contour.h5")
     save(noises, folder / "noise.h5")
     plots.draw(runs, folder / "training.png")
-    plots.draw(surfaces[:: len(SEEDS)], folder / "contour.png", style="hillshade")  # the first seed of each
+    first_seeds = surfaces[:: len(SEEDS)]
+    plots.draw(first_seeds, folder / "contour.png", style="hillshade")
     plots.draw(noises, folder / "noise.png")
     common.files(*(folder / f"{name}.png" for name in ("training", "contour", "noise")), film_path)
     _report(folder)
@@ -202,15 +203,15 @@ class Check:
 def doctor(data_dir: str | None, device: str | None) -> None:
     """Check this installation, its devices and data.
 
-    Prints versions, devices, data and optional packages, and tests the eigenvalues of a Hessian.
+    Prints versions, devices, data and optional packages, and tests eigenvalues on each device.
 
-    The self-test compares λ_min and λ_max of a small network's Hessian, on each device, with the eigenvalues
-    of the dense matrix. If data or a package is missing, the command that installs it is printed; the exit
-    code is 1 only if something that every command needs does not work.
+    The test compares λ_min and λ_max of a small network's Hessian with the eigenvalues of the dense matrix.
+    If data or a package is missing, the command that installs it is printed. The exit code is 1 only if
+    something that every command needs does not work.
 
-    With --device, the command does something else: it makes calls of the package on the CPU and on that
-    device, and prints their differences as a table for an issue. This takes a minute or two. The exit code is
-    1 if a difference is larger than allowed.
+    With --device, instead makes calls of the package on the CPU and on that device, and prints a table of
+    their differences for an issue. This takes a minute or two. The exit code is then 1 if a difference is
+    larger than allowed.
 
     Args:
         device: Compare this device with the CPU, call by call.
@@ -341,8 +342,8 @@ def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, forc
     same --data-dir, or set LANDSCAPE_DATA.
 
     Args:
-        mirror: Address of a folder to download from, with the files of the public addresses; only with one
-            NAME.
+        mirror: Address of a folder with the same files as the public address, to download from there; only
+            with one NAME.
         force: Replace existing files that have these names but other contents.
 
     Example:
@@ -359,12 +360,12 @@ def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, forc
         raise InputError(f"--mirror: not allowed with {len(names)} data sets, it is the address of one")
     root = data_root(data_dir)
     common.make_folder(root)
-    downloaded: dict[str, list[str]] = {}
+    new_files: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         with common.progress_bar(name) as bar:
             files = download(name, root, mirror=mirror, force=force, progress=bar, message=message)
-        downloaded[name] = [str(path) for path, is_new in files.items() if is_new]
-        count = len(downloaded[name])
+        new_files[name] = [str(path) for path, is_new in files.items() if is_new]
+        count = len(new_files[name])
         message(f"{name}: {count} files downloaded, {len(files) - count} were there; all verified")
         common.files(*files)
-    common.values("", downloaded=downloaded)
+    common.values("", downloaded=new_files)

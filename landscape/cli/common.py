@@ -82,7 +82,7 @@ class Target:
     ) -> None:  # fmt: skip
         """Compute, print and draw the results of the current command.
 
-        If the file has the results of the same command, they are read from there, and not computed.
+        If the file has the results of the same command already, they are read and not computed.
 
         Args:
             default: The path of the file without ``-o``.
@@ -360,7 +360,7 @@ class AnalysisCommand:
                     "progress": call_progress,
                 }
                 result = function(*call, **keywords)
-                self.say_other_data(runs)  # here, as ``function`` may have refused the data with an error
+                self.say_other_data(runs)  # only now: ``function`` may refuse the data
                 yield result
 
         unique_runs = {id(run): run for run in itertools.chain.from_iterable(runs_of_calls)}
@@ -410,24 +410,23 @@ def analysis_options(
     function: Callable[..., Any], *, split: bool = True, seed: bool = True, metrics: bool = False,
     metavar: str = "CKPT…", required: bool = True, **own: options.Settings | None,
 ) -> options.Group:  # fmt: skip
-    """Return the options of an analysis command, which it receives as one :class:`AnalysisCommand`.
+    """Return the options of an analysis command, which receives their values as one :class:`AnalysisCommand`.
 
     Args:
-        function: The analysis. A parameter that has a default and is a number, a text or a flag becomes an
-            option, which :func:`.options_of` makes. If the function analyzes a problem, and not a run, the
-            command also has --dtype, --max-memory, --model, --data and so on.
+        function: The analysis. Each number, text or flag with a default becomes an option
+            (:func:`.options_of`). If the function analyzes a problem, and not a run, the command also has
+            --dtype, --max-memory, --model, --data and so on.
         split: Whether there is --split; otherwise the training set is analyzed.
         seed: Whether there is --seed.
         metrics: Whether there is --metric.
         metavar: Name of the checkpoints in the help.
         required: Whether there must be a checkpoint.
-        own: Parameter -> click's settings of its option, or None: the parameter does not become an option.
-            These settings replace the settings of ``ANALYSES``.
+        own: Parameter -> settings of its option in click, in place of those in ``ANALYSES``; None: no option.
     """
     parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
     own = {**ANALYSES[function].options, **own}
     split_settings = own.pop("split", {}) if split else None
-    of_problem = "run" not in parameters
+    takes_problem = "run" not in parameters
     names = []
     for name, parameter in parameters.items():
         has_default = parameter.default is not parameter.empty
@@ -438,18 +437,18 @@ def analysis_options(
         own_settings = own.get(name, {})
         if own_settings is not None:
             settings[name] = {**TABLE.get(name, {}), **own_settings}
-    max_memory = [options.option("max_memory")] if of_problem else []
+    max_memory = [options.option("max_memory")] if takes_problem else []
     return options.group(
         AnalysisCommand,
         checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
         settings=options.Group(dict, options.options_of(function, **settings)),
-        split={} if split_settings is not None and of_problem else None,
+        split={} if split_settings is not None and takes_problem else None,
         seed={"help": options.sentences(function).get("seed", "Draws the directions.")} if seed else None,
-        dtype={} if of_problem else None,
+        dtype={} if takes_problem else None,
         metrics={"flag": "--metric", "metavar": "NAME"} if metrics else None,
-        samples={"metavar": "N"} if of_problem else None,
+        samples={"metavar": "N"} if takes_problem else None,
         target=options.Group(TARGET.make, [*max_memory, *TARGET.options]),
-        source=SOURCE if of_problem else options.Group(Source, [options.option("data_dir")]),
+        source=SOURCE if takes_problem else options.Group(Source, [options.option("data_dir")]),
     )
 
 

@@ -83,7 +83,7 @@ def figures(
         Path(runs), scale, jobs.device, jobs.data_dir, Pool() if dry_run else jobs.pool(),
         message=lambda line: common.message(f"  {line}"),
         records=Path(records) if records else folder / "records", until=time.time() + budget_seconds,
-        runs_to_keep=figure.with_weights(registered, scale) if prune else None,
+        runs_with_weights=figure.with_weights(registered, scale) if prune else None,
     )  # fmt: skip
     if jobs.share is not None:
         _share(entries, context, jobs.share)

@@ -137,15 +137,15 @@ def compute_on_grid(
 ) -> None:  # fmt: skip
     """Call ``compute(problem, plane, …)`` for each checkpoint, and write the results to one file.
 
-    If the file exists, points in it are not computed again. ``name`` is the kind of the results, for the name
-    of the file and the progress bar.
+    Points that are in the file already are not computed again. ``name`` is part of the name of the file, and
+    the title of the progress bar.
     """
     team = processes.join()
     groups = checkpoint_groups(plane_options, analysis.open())
     kind, align = plane_options.kind, plane_options.align
     align_words = ["aligned", align] if align else []
     path = analysis.path(groups[0][0], name, kind, *align_words, plane_options.norm)
-    # Only a plane between checkpoints has several origins: the earlier ones of "pca" give only directions.
+    # A plane between checkpoints has several origins; the earlier checkpoints of "pca" give only directions.
     origins = [analysis.about(*(group if kind == "between" else group[:1])) for group in groups]
     results: list[base.Result] = []
     with analysis.target.opened(path, writes=team.rank == 0) as file:
@@ -157,9 +157,9 @@ def compute_on_grid(
                 # The result in the file for the same weights, if any.
                 saved = next((old for old in file if getattr(old, "source_sha256", "") == source), None)
                 if align and analysis.settings["bn"] == "center" and has_batchnorm(problem.model):
-                    raise InputError("--align: the center's statistics fit no other; give --bn recalibrate")
+                    raise InputError("--align: other weights need other statistics; give --bn recalibrate")
                 if kind == "eigen" and isinstance(saved, Surface) and saved.kind == "eigen":
-                    # Eigenvectors are costly, and computed again they would be equal up to rounding.
+                    # Computing its eigenvectors again would be costly, and would change them by rounding.
                     plane = saved.plane(problem.weights)
                 else:
                     plane = make_plane(plane_options, problem, group, analysis.seed)
@@ -246,7 +246,7 @@ def line(
     if count > 2:
         raise InputError(f"CKPT: {count} checkpoints are not allowed, it must be one or two")
     if count == 2 and (analysis.settings["span"] is not None or norm != "none" or ignore is not None):
-        raise InputError("--span, --norm, --ignore: not allowed with two CKPT, only with one")
+        raise InputError("--span, --norm, --ignore: not allowed with two CKPTs, only with one")
     runs = analysis.open()
     check_networks(runs)
 
@@ -296,9 +296,9 @@ def basins(
 ) -> None:  # fmt: skip
     """Measure the basins of contours: merges and widths.
 
-    The FILEs are results of landscape contour; no loss is computed. Prints the basins by persistence, and
-    area, volume and widths of the region around the center (or the lowest point). The unit of length is the
-    distance in weight space.
+    The FILEs are results of landscape contour; no loss is computed. Prints the basins by persistence; and the
+    area, volume and widths of the region around the center (or the lowest point). Lengths are distances in
+    weight space.
 
     Args:
         rises: Measure the region where the loss rises by at most NATS. [default: 24 values up to the rise at

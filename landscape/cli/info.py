@@ -162,9 +162,9 @@ def recipes(name: str | None) -> None:
 
     With NAME (or a .toml file), prints that recipe with all defaults.
 
-    NAME may be a pattern, such as 'cifar10/resnet-18-*': then the matching recipes are listed. Without NAME,
-    all recipes are listed; those of a paper's table share one line. The properties of a recipe's mixing
-    matrix (gap, ω_min, stability limit) go to stderr.
+    If NAME is a pattern, such as 'cifar10/resnet-18-*', the matching recipes are listed. Without NAME, all
+    recipes are listed; those of a paper's table share one line. The properties of a recipe's mixing matrix
+    (gap, ω_min, stability limit) go to stderr.
 
     Example:
         landscape recipes mnist-fig2a-dpsgd > mine.toml
@@ -176,7 +176,7 @@ def recipes(name: str | None) -> None:
         else:
             from landscape.training.recipes import recipe  # and torch, as above
 
-            # The user's code that the recipe names is not run here, and so it is allowed.
+            # ``allow_code`` is safe: the user's code that a recipe names is not run here.
             recipe_of_file = recipe.read(name, allow_code=True)
             text, description = recipe_of_file.to_toml(), recipe_of_file.describe()
         values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
@@ -202,9 +202,9 @@ def topologies(
     """List the topologies for a number of learners, or compare some.
 
     Columns: the spectral gap and the smallest eigenvalue ω_min of the mixing matrix; the largest stable ηλ of
-    DPSGD in AWC order without momentum; the number of mixing steps that give all learners exactly the average
-    ("-": no number does); the bytes that a learner sends in a step, the mean over the steps. For a cycle of
-    matrices, the gap is the gap per step, and ω_min the smallest of all matrices.
+    DPSGD in AWC order without momentum; the number of mixing steps after which all learners have exactly the
+    average ("-": never); the mean number of bytes that a learner sends in a step. For a cycle of matrices,
+    the gap is that per step, and ω_min the smallest of all matrices.
 
     MIXING is a value of algorithm.mixing, such as ring(2), base, or a file. The picture shows each topology
     as a graph, with a panel for each step.

@@ -50,16 +50,17 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
 
     The Hessian is computed at w_a of each CKPT, over the whole split.
 
-    Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
-    (with 99% probability), and the trace with its standard error. With --precondition, also prints the
-    learning rate times λ_max, next to the largest value of this product that is stable for the optimizer.
+    Prints each eigenvalue with its relative residual, the bounds of all other eigenvalues (with 99%
+    probability), and the trace with its standard error. With --precondition, also prints the learning rate
+    times λ_max, next to the largest value of this product that is stable for the optimizer.
 
     Args:
         by: Print only a table of λ_max, λ_min and trace, for all parameters and for each group of parameters:
             block (h.3, layer1.0), layer, parameter, or names, prefixes and patterns (*.bias).
         precondition: Use P^{-1/2} H P^{-1/2}, with P from the state of the optimizer: Adam, AdamW, RMSprop,
             LARS or LAMB.
-        parts: Use only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.
+        parts: Use only the diagonal block of the parameters with this name (1.weight) or prefix (1); can be
+            repeated.
 
     Example:
         landscape spectrum runs/dp/last.h5 --k 5 --quantities trace,density --plot f.png
@@ -115,8 +116,8 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
     The noise scale is estimated at w_a of each CKPT, and from the learners' gradients.
 
     The noise scale is the batch, in samples of the training set, at which noise and gradient are equal in
-    size. Each learner's gradient is taken on 1/n of the batch, at the weights at which the run's update rule
-    takes gradients (SSGD: at w_a). Prints value ± standard error, and the mean estimate from the learners'
+    size. A learner's gradient is that of 1/n of the batch, at the weights where the run's update rule takes
+    it (SSGD: at w_a). Prints value ± standard error, and the mean of the estimates from the learners'
     gradients of one step, to which the learners' spread contributes.
 
     Args:
@@ -132,8 +133,8 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
 
     def compute(run: Checkpoint, **settings: Any) -> NoiseScale:
         weights = gradient_points(run) if run.learners > 1 and not no_learners else None
-        matrix = preconditioner(run, run.problem()) if precondition else None
-        return compute_noise_scale(run, weights=weights, precondition=matrix, **settings)
+        diagonal = preconditioner(run, run.problem()) if precondition else None
+        return compute_noise_scale(run, weights=weights, precondition=diagonal, **settings)
 
     analysis.compute("noise-scale", runs, compute, *(["preconditioned"] if precondition else []))
 
@@ -157,9 +158,9 @@ def batch_sharpness(
 
     The curvature is measured at w_a of each CKPT, and at the weights of each learner.
 
-    Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches of the training set, with gradient and Hessian
-    of the minibatch. A learner's minibatch has 1/n of the batch. Prints mean ± standard error, next to λ_max
-    and, if the CKPT has them, the learning rate and the limit of the update rule.
+    Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches of the training set, where g and H are the
+    minibatch's gradient and Hessian. A learner's minibatch has 1/n of the batch. Prints mean ± standard
+    error, next to λ_max and, if the CKPT has them, the learning rate and the largest stable ηλ.
 
     Args:
         batch: Number of samples in a minibatch at w_a. [default: the run's total]
@@ -208,11 +209,11 @@ def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisComm
 
     The smoothed loss and its sharpness are computed around w_a of each CKPT.
 
-    The smoothed loss is the mean loss at w_a + δ, where random displacements δ have the measured covariance Σ
-    of the learners. A second one, for comparison, has isotropic δ with the same trace of Σ. Prints the value
-    and λ_max of the loss and of both smoothed losses, with standard errors; the Lipschitz constants of the
-    gradients of these losses along the path of w_a; tr(HΣ); the share of the spread along the sharpest
-    directions; and 2/λ_max next to the learning rate α and the effective α_e.
+    The smoothed loss is the mean loss at w_a + δ, where δ is random and has the covariance Σ of the learners.
+    A second smoothed loss, for comparison, has isotropic δ with the same trace. Prints value and λ_max of all
+    three losses, with standard errors; the Lipschitz constants of their gradients along the path of w_a;
+    tr(HΣ); the share of the spread along the sharpest directions; and 2/λ_max next to the learning rate α and
+    the effective α_e.
 
     Args:
         steps: Number of further training steps, in memory, along which Lipschitz constants of gradients are
@@ -251,19 +252,19 @@ def stability(
 
     These rates depend on the delay τ and on the momentum.
 
-    Without a CKPT, prints the largest stable ηλ_max; with --lr, also the learning rates under which the
-    stable minima are the same as under --lr. With a CKPT, measures λ_max at w_a over the split, and prints
-    the learning rates above which training leaves this minimum.
+    Without a CKPT, prints the largest stable ηλ_max; with --lr, also the learning rates that have the same
+    stable minima as --lr. With a CKPT, measures λ_max at w_a over the split, and prints the learning rates
+    above which training leaves this minimum.
 
     Args:
-        lr: A learning rate in use: print the learning rates with the same stable minima.
+        lr: Learning rate in use; also print the learning rates with the same stable minima.
         from_delay: Delay with which --lr is in use.
         from_momentum: Momentum with which --lr is in use.
         from_form: Form of --from-momentum.
         batch: Number of samples in a step.
         from_batch: Number of samples in a step with which --lr is in use.
-        noise: s²/λ²: relative variance of one sample's curvature along the sharpest direction; with 0, the
-            batch makes no difference.
+        noise: s²/λ², the relative variance of one sample's curvature along the sharpest direction; with 0,
+            the batch makes no difference.
         precondition: Compare λ_max of P^{-1/2} H P^{-1/2} with its limit; P is the preconditioner of the
             run's optimizer.
 
@@ -274,7 +275,7 @@ def stability(
     momentum = analysis.settings["momentum"]
     if not analysis.checkpoints:
         if analysis.target.picture or analysis.target.output or precondition:
-            raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
+            raise InputError("--plot, -o, --precondition: not allowed without a CKPT")
         title = f"largest stable lr·λ_max{' in mean square' if noise else ''}"
         max_stable_step = functools.partial(limits.max_stable_step, noise=noise, batch=batch)
         rows, text = limit_table(title, delays, momentum, max_stable_step, ".4f")
@@ -293,7 +294,7 @@ def stability(
             common.values(text, rates=rows)
         return
     if lr is not None or noise:
-        raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
+        raise InputError("--lr, --noise: not allowed with a CKPT, only without one")
 
     compute = functools.partial(compute_stability, precondition=precondition)
     analysis.compute("stability", analysis.open(), compute)
@@ -342,9 +343,9 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
     the table.
 
     Args:
-        groups: Compare groups of CKPTs, with errors over the seeds of a group. recipe: runs whose recipes
-            differ only in the seed form a group. NAME=COUNT,…: the first COUNT CKPTs form the first group,
-            and so on. A test needs at least 3 CKPTs in each group.
+        groups: Compare groups of CKPTs, with errors over the CKPTs of a group. With "recipe", runs whose
+            recipes differ only in the seed form a group. With NAME=COUNT,…, the first COUNT CKPTs form the
+            first group, and so on. A test needs at least 3 CKPTs in each group.
 
     Example:
         landscape compare runs/ss-*/ runs/dp-*/ --groups recipe --at-equal-loss --plot flat.png
@@ -353,7 +354,7 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
     sides = runs if groups is None else grouped(runs, groups)
 
     def compute(*_: Checkpoint, **options: Any) -> Comparison:
-        # Without the origin, which a comparison has for each side.
+        # All options but the origin: a comparison has an origin for each side.
         settings = {name: options[name] for name in (*analysis.settings, "seed", "progress")}
         result = compute_comparison(sides, **settings, preconditioner_of=preconditioner)
         data_names = dict.fromkeys(analysis.source.other_data(run) for run in runs)
@@ -401,8 +402,8 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
 def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysis: AnalysisCommand) -> None:
     """Predict the loss of averaged weights.
 
-    The w_a of several CKPTs are averaged, such as those of the files of a run or of fine-tunings of one
-    network. With one CKPT, its learners are averaged.
+    The w_a of several CKPTs are averaged, such as checkpoints of a run, or fine-tunings of one network. With
+    one CKPT, its learners are averaged.
 
     The loss of the average is predicted, with a 90% interval, from the loss, the gradient and one
     Hessian-vector product at each member. The exact loss is printed beside the prediction. The members of a
@@ -417,14 +418,14 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
         landscape average runs/ss/step-???????.h5 --plan windows --last 12 --exact 3 --plot average.png
     """
     paths = analysis.checkpoints if base is None else (*analysis.checkpoints, base)
-    opened = replace(analysis, checkpoints=paths).open()
-    runs = opened[: len(analysis.checkpoints)]
+    runs_and_base = replace(analysis, checkpoints=paths).open()
+    runs = runs_and_base[: len(analysis.checkpoints)]
     check_networks(runs)
     options: dict[str, Any] = {"exact": True if exact is None else exact}
     if by_factor:
         options["factors"] = ()
-    # Only the files of other programs have the original dtypes: an imported checkpoint has converted weights.
-    members = [run.path if run.algorithm == IMPORTED and run.path else run for run in opened]
+    # Opening a file of another program converts its weights; an average is made in the original dtypes.
+    members = [run.path if run.algorithm == IMPORTED and run.path else run for run in runs_and_base]
     if base is not None:
         options["base"] = members.pop()
 
@@ -434,7 +435,7 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
             return compute_average(problem, first.weights, **settings, **options)
         return compute_average(problem, members, labels=titles(runs), **settings, **options)
 
-    analysis.compute("average", [tuple(opened)], compute)
+    analysis.compute("average", [tuple(runs_and_base)], compute)
 
 
 def table(result: Comparison) -> str:

@@ -272,12 +272,12 @@ class Group:
 
 
 def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
-    """Return the options of all parameters of ``make``; the help of each is its full text in the Args.
+    """Return the options of all parameters of ``make``; their help is the text under Args in its docstring.
 
     Args:
         make: The function or class that receives the values.
-        own: Parameter -> click's settings of its option; or a :class:`Group`, if several options together
-            make the parameter's value; or None, if the parameter has no option.
+        own: Parameter -> settings of its option in click; a :class:`Group`, if several options together make
+            its value; or None, if it has no option.
     """
     helps, hints = described(make), type_hints(make, bounds=True)
     groups: dict[str, Group] = {}

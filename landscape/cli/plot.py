@@ -84,27 +84,23 @@ def plot(
 
     One picture shows all FILEs, which must contain the same kind of result.
 
-    Panels of one picture share levels and color scale. Several surfaces exported to F.vts become F-0.vts,
-    F-1.vts and so on. "--animate learners" writes a film of a run: in each frame its learners, on the
-    landscape around w_a at that step.
+    The panels share levels and color scale. Several surfaces exported to F.vts become F-0.vts, F-1.vts and so
+    on. "--animate learners" writes a film of a run; each frame shows its learners on the landscape around w_a
+    at a step.
 
     Args:
         output: File to write: a picture (.png, .pdf or .svg), a surface for ParaView (.vts), or a film of
             --animate (.gif or .mp4). [default: FILE.png, FILE.gif]
-        style: How surfaces are drawn: contour, hillshade (a relief), surface (3-D), or difference (the first
-            of two surfaces minus the second).
-        quantity: What surfaces show: loss, accuracy, or a metric that "landscape contour --metric" computed.
-            [default: loss]
-        log: Logarithmic or linear colors and levels. [default: logarithmic where losses differ by a factor
-            over 100]
-        levels: Approximate number of contour levels. [default: on a linear scale, levels 0.005 apart if these
-            are 4 to 40 levels, else 24 levels; on a logarithmic scale, 25 levels]
-        vmax: Highest level; larger values have the color of this level.
+        style: Style of surfaces: contour, hillshade (relief), surface (3-D) or difference (of two surfaces).
+        quantity: What surfaces show: loss, accuracy, or a metric of landscape contour. [default: loss]
+        log: Logarithmic or linear levels. [default: logarithmic if losses differ by a factor over 100]
+        levels: Approximate number of contour levels. [default: 25 on a logarithmic scale; on a linear one,
+            levels 0.005 apart if these are 4 to 40, else 24]
+        vmax: Highest level; larger values have its color.
         cmap: Color map of matplotlib. [default: mako_r; rocket_r for ratios]
         labels: Write losses on the contour lines.
         title: Title in place of the default one.
-        width: Width in inches of a picture for a paper, such as 3.3 or 7. Such a picture has small texts, no
-            caption, and no default title.
+        width: Inches of a picture for a paper, such as 3.3: with small texts, no caption or default title.
         dpi: Pixels per inch. [default: 150]
 
     Example:
@@ -188,8 +184,8 @@ def checkpoints(last: Path, limit: int) -> list[Checkpoint]:
 def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame]:
     """Compute the frames of a film: for each checkpoint, the surface around w_a, ηλ_max and its limit.
 
-    All surfaces have the same two directions. They are the first principal components of the learners'
-    deviations from w_a at all checkpoints; the deviations of a checkpoint are scaled to norm 1.
+    All surfaces have the same two directions: the first principal components of the learners' deviations from
+    w_a at all checkpoints, scaled to norm 1 at each checkpoint.
     """
     from landscape.plots.animation import Frame
 
@@ -247,8 +243,8 @@ def report(
     Args:
         output: The page: one file that loads nothing from the network.
         title: Title in place of the default one.
-        analyse: Compute the contour, the eigenvalues and the trace of each checkpoint for which they are
-            missing, as landscape contour and landscape spectrum do.
+        analyse: Compute the contours, eigenvalues and traces of checkpoints that are missing, as landscape
+            contour and landscape spectrum do.
 
     Example:
         landscape report runs/ss runs/dp contour.h5 -o report.html --analyse

@@ -57,27 +57,23 @@ def train(
 
     RECIPE is a built-in name or a .toml file.
 
-    Model and data may be your own code, MODULE:NAME. The code runs if --set names it, or if a file names it
-    and --allow-code is given.
-
-    Writes DIR/last.h5, DIR/step-NNNNNNN.h5 and DIR/recipe.toml. With --resume, RECIPE may be left out. With
-    --nproc, or under torchrun (see docs/cluster.md), several processes share the learners, and each process
-    writes DIR/logs/rank-R.log.
-
-    If the run diverges, its files are complete, a message says so, and the exit code is 3.
+    Writes DIR/last.h5, DIR/step-NNNNNNN.h5 and DIR/recipe.toml. With --nproc, or under torchrun (see
+    docs/cluster.md), several processes share the learners, and each writes DIR/logs/rank-R.log. If the run
+    diverges, a message says so and the exit code is 3; its files are complete.
 
     Args:
         settings: Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'; ~KEY removes KEY.
         output: Folder of the run. [default: runs/NAME-seedN]
-        resume: Resume from DIR/last.h5; the result is bit-identical to an uninterrupted run.
+        resume: Resume from DIR/last.h5, also without RECIPE; the result is bit-identical to an uninterrupted
+            run.
         force: First delete the run in DIR.
         nproc: Processes on this machine that share the learners.
-        max_restarts: Number of times that all processes restart from last.h5 after a process is lost.
+        max_restarts: Number of times that all processes restart from last.h5 after one is lost.
         scalars: Also write each row of the history with this writer, as --set scalars=… does; its package
             must be installed.
         timeout: Seconds that a process may be silent, or that an exchange in training may take.
-        allow_code: Run code that a file names as MODULE:NAME for its model or data; code named by --set
-            always runs.
+        allow_code: Run your code that a file names as MODULE:NAME for its model or data; code that --set
+            names always runs.
 
     Example:
         landscape train mnist-fig2a-dpsgd --set seed=1 --data-dir ~/data -o runs/dp-1
@@ -160,24 +156,24 @@ def sweep(
 
     A table has the mean and the standard deviation over the seeds.
 
-    RECIPE is a name, a .toml file or a pattern of names such as 'cifar10/resnet-18-b8192-*'. A run is in
-    DIR/SETTING/seed-N, with the files of landscape train; the table is in DIR/sweep.csv and DIR/sweep.h5,
-    which are rewritten after each run. The same command resumes after an interruption. The same command with
-    other values or seeds adds them to the table. The table counts runs that diverge; they are no failure.
+    RECIPE is a name, a .toml file or a pattern of names such as 'cifar10/resnet-18-b8192-*'. Runs are in
+    DIR/SETTING/seed-N, with the files of landscape train; the table is in DIR/sweep.csv and DIR/sweep.h5. The
+    same command resumes after an interruption; with other values or seeds it adds these to the table. Runs
+    that diverge are counted in the table, and are no errors.
 
-    --search evaluates both ends of the range and its middle. It then evaluates, ROUNDS times, the two
-    neighbors of the best value so far, at half the previous distance on a log scale. The best value has the
-    fewest diverged seeds and, among values with equally many, the lowest mean final loss.
+    --search evaluates the ends and the middle of the range. Then, ROUNDS times, it halves the distance on a
+    log scale, and evaluates the two neighbors of the best value so far. The best value has the fewest
+    diverged seeds and, among values with equally many, the lowest mean final loss.
 
     Args:
-        settings: Values of a key of the recipes; a single value changes the key in all runs.
+        settings: Values of a key of the recipes, such as lr=0.2,0.5; a single value is for all runs.
         seeds: Seeds of each setting, such as 0-4 or 0,1,5.
         search: Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.
-        rounds: Number of halvings of --search, which evaluates at most 3 + 2·ROUNDS values; DPSGD-2020 has
-            about 20 values.
+        rounds: Number of halvings of --search, which evaluates at most 3 + 2·ROUNDS values (DPSGD-2020: about
+            20).
         output: Folder of the runs and the table.
-        allow_code: Run code that a file names as MODULE:NAME for its model or data; code named by --set
-            always runs.
+        allow_code: Run your code that a file names as MODULE:NAME for its model or data; code that --set
+            names always runs.
 
     Example:
         landscape sweep mnist-fig2a-ssgd mnist-fig2a-dpsgd --set lr=0.2,0.5,1 --seeds 0-2 -o lr
@@ -353,8 +349,8 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     ends_in("-o", path, [".h5"])
     checkpoint = imported(paths, source)
     if path.exists():
-        saved = Checkpoint.load(path)
-        saved_values = saved.recipe, saved.model, saved.data["name"]
+        saved_checkpoint = Checkpoint.load(path)
+        saved_values = saved_checkpoint.recipe, saved_checkpoint.model, saved_checkpoint.data["name"]
         new_values = checkpoint.recipe, checkpoint.model, data_spec.name if data_spec else ""
         for old, new in zip(saved_values, new_values, strict=True):
             if old != new:

@@ -44,6 +44,9 @@ class LandscapeError(Exception):
         Args:
             flags: name of a parameter -> option; other names remain as they are.
 
+        Returns:
+            The line.
+
         Example:
             >>> LandscapeError("nproc: 0 is not allowed", give={"resume": True}).line({"nproc": "--nproc"})
             '--nproc: 0 is not allowed; give resume=True'

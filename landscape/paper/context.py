@@ -130,7 +130,7 @@ class Context:
         records: the folder of archives from which figures are drawn; by default FOLDER/records.
         until: end of the budget, as of time.time(): nothing begins after it, and a run that is not finished
             stops; it resumes from its last checkpoint.
-        runs_to_keep: the ``identity`` of runs whose weights are kept after the record is written; None
+        runs_with_weights: the ``identity`` of runs whose weights are kept after the record is written; None
             keeps all.
         cells: the runs of the figure.
         sizes: the figure's numbers for this scale.
@@ -148,7 +148,7 @@ class Context:
     progress: Progress = lambda share: None
     records: Path | None = None
     until: float = math.inf
-    runs_to_keep: set[str] | None = None
+    runs_with_weights: set[str] | None = None
     cells: Sequence[Cell] = ()
     sizes: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
@@ -235,7 +235,7 @@ class Context:
             recipe = job.recipe
             self.record(recipe)
             # Of the other runs, only the record is needed.
-            if self.runs_to_keep is not None and identity(recipe) not in self.runs_to_keep:
+            if self.runs_with_weights is not None and identity(recipe) not in self.runs_with_weights:
                 shutil.rmtree(job.folder)
             self.message(
                 f"{ended_count} of {len(jobs)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
