@@ -238,7 +238,7 @@ def test_the_command(command: Command, tiny: Path, tmp_path: Path) -> None:
     assert "limit 0.6667\n" in out  # ring(1) of 4: 1 + ω_min = 1 − 1/3
     assert picture.stat().st_size > 10_000
     for arguments, match in (
-        (("--plot", picture), "--plot, -o: not allowed without a CKPT"),
+        (("--plot", picture), "--plot, -o, --precondition: not allowed without a CKPT"),
         ((checkpoint, "--lr", 1), "--lr, --noise: not allowed with a CKPT"),
     ):
         code, _, err = command("stability", *arguments)

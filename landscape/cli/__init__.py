@@ -289,8 +289,8 @@ def signals() -> Iterator[None]:
     """Handle the signals SIGINT, SIGTERM and SIGHUP while the command runs.
 
     The first signal raises :class:`Stopped` in the command; the second one ends the process at once. Ignored
-    signals, such as SIGHUP under nohup, stay ignored. In a process of a launcher, which handles the signals
-    itself, nothing changes.
+    signals, such as SIGHUP under nohup, stay ignored. In a process that a launcher started, nothing changes:
+    the launcher handles the signals.
     """
     if threading.current_thread() is not threading.main_thread() or children.launcher_store():
         yield

@@ -145,11 +145,11 @@ def compute_on_grid(
     kind, align = plane_options.kind, plane_options.align
     align_words = ["aligned", align] if align else []
     path = analysis.path(groups[0][0], name, kind, *align_words, plane_options.norm)
-    # A plane between checkpoints has several origins; the earlier checkpoints of "pca" give only directions.
+    # A result is of all checkpoints of its group, or of the first: the others may give only directions.
     origins = [analysis.about(*(group if kind == "between" else group[:1])) for group in groups]
     results: list[base.Result] = []
     with analysis.target.opened(path, writes=team.rank == 0) as file:
-        file.only([origin["source_sha256"] for origin in origins])
+        file.only([origin["source_sha256"] for origin in origins])  # removes or refuses results of others
         with team.joined() as process_group:
             execution = Execution(process_group)
             for origin, (group, progress) in zip(origins, with_progress(name, groups), strict=True):
@@ -157,7 +157,7 @@ def compute_on_grid(
                 # The result in the file for the same weights, if any.
                 saved = next((old for old in file if getattr(old, "source_sha256", "") == source), None)
                 if align and analysis.settings["bn"] == "center" and has_batchnorm(problem.model):
-                    raise InputError("--align: other weights need other statistics; give --bn recalibrate")
+                    raise InputError("--align: aligned weights need new statistics; give --bn recalibrate")
                 if kind == "eigen" and isinstance(saved, Surface) and saved.kind == "eigen":
                     # Computing its eigenvectors again would be costly, and would change them by rounding.
                     plane = saved.plane(problem.weights)

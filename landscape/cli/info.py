@@ -204,7 +204,7 @@ def topologies(
     Columns: the spectral gap and the smallest eigenvalue ω_min of the mixing matrix; the largest stable ηλ of
     DPSGD in AWC order without momentum; the number of mixing steps after which all learners have exactly the
     average ("-": never); the mean number of bytes that a learner sends in a step. For a cycle of matrices,
-    the gap is that per step, and ω_min the smallest of all matrices.
+    the gap is that of their product, per step, and ω_min is the smallest of all matrices.
 
     MIXING is a value of algorithm.mixing, such as ring(2), base, or a file. The picture shows each topology
     as a graph, with a panel for each step.

@@ -46,7 +46,7 @@ from landscape.training.experiments import stability as compute_stability
     analysis=analysis_options(compute_spectrum, quantities={"metavar": "NAME,…"}, part=None),
 )
 def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: AnalysisCommand) -> None:
-    """Compute the Hessian's eigenvalues, trace, density.
+    """Compute the Hessian's eigenvalues, trace and density.
 
     The Hessian is computed at w_a of each CKPT, over the whole split.
 
@@ -265,8 +265,8 @@ def stability(
         from_batch: Number of samples in a step with which --lr is in use.
         noise: s²/λ², the relative variance of one sample's curvature along the sharpest direction; with 0,
             the batch makes no difference.
-        precondition: Compare λ_max of P^{-1/2} H P^{-1/2} with its limit; P is the preconditioner of the
-            run's optimizer.
+        precondition: Use P^{-1/2} H P^{-1/2}, with P from the state of the optimizer, as in landscape
+            spectrum.
 
     Example:
         landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png

@@ -100,7 +100,7 @@ def plot(
         cmap: Color map of matplotlib. [default: mako_r; rocket_r for ratios]
         labels: Write losses on the contour lines.
         title: Title in place of the default one.
-        width: Inches of a picture for a paper, such as 3.3: with small texts, no caption or default title.
+        width: Width in inches for a paper, such as 3.3: small texts, no caption and no default title.
         dpi: Pixels per inch. [default: 150]
 
     Example:
@@ -243,8 +243,8 @@ def report(
     Args:
         output: The page: one file that loads nothing from the network.
         title: Title in place of the default one.
-        analyse: Compute the contours, eigenvalues and traces of checkpoints that are missing, as landscape
-            contour and landscape spectrum do.
+        analyse: Compute missing contours, eigenvalues and traces of the checkpoints, as landscape contour and
+            landscape spectrum do.
 
     Example:
         landscape report runs/ss runs/dp contour.h5 -o report.html --analyse

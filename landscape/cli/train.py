@@ -161,9 +161,9 @@ def sweep(
     same command resumes after an interruption; with other values or seeds it adds these to the table. Runs
     that diverge are counted in the table, and are no errors.
 
-    --search evaluates the ends and the middle of the range. Then, ROUNDS times, it halves the distance on a
-    log scale, and evaluates the two neighbors of the best value so far. The best value has the fewest
-    diverged seeds and, among values with equally many, the lowest mean final loss.
+    --search evaluates the ends and the middle of the range. Then, ROUNDS times, it halves the distance
+    between values on a log scale, and evaluates the two neighbors of the best value so far. The best value
+    has the fewest diverged seeds and, among values with equally many, the lowest mean final loss.
 
     Args:
         settings: Values of a key of the recipes, such as lr=0.2,0.5; a single value is for all runs.

@@ -39,7 +39,7 @@ class LandscapeError(Exception):
         super().__init__(self.line())
 
     def line(self, flags: Mapping[str, str] = {}) -> str:
-        """Return the message and its corrections as one line, with the options of a command for parameters.
+        """Return the message and its corrections as one line, in which options replace parameters.
 
         Args:
             flags: name of a parameter -> option; other names remain as they are.

@@ -89,7 +89,7 @@ def writing(
     copy: Path | None = None,
     change: Callable[[h5py.File], None] = lambda file: None,
 ) -> Iterator[h5py.File]:
-    """Return a context with a new HDF5 file; when the context ends, it replaces ``path``, with a checksum.
+    """Return a context with a new HDF5 file, which gets a checksum at the end and replaces ``path``.
 
     After an error the file at ``path`` is unchanged.
 

@@ -26,7 +26,7 @@ def numerics(version: int) -> Callable[[T], T]:
     """Return a decorator that records the version of the numbers that a function or class computes.
 
     Increase the version when the numbers change by more than rounding, even if only a callee was changed.
-    ``landscape figures`` then computes its stored numbers again.
+    ``landscape figures`` then computes the stored numbers again.
 
     Args:
         version: the version; a new function has 1.

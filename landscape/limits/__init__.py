@@ -270,7 +270,7 @@ def max_mixing_step(
     without momentum and delay, the condition is |ω(1 − h)| < 1.
 
     Args:
-        omegas: the eigenvalues of M without the 1 of the mean.
+        omegas: the eigenvalues of M without that of the mean, 1.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" (gradient at the learner's weights before mixing) or "atc" (step, then mix).
         delay: τ, the age of the gradients in steps.
@@ -306,7 +306,7 @@ def max_tracking_step(
     in AWC order is at most (1 + ω_min)²/2 (the root z = −1).
 
     Args:
-        omegas: the eigenvalues of M without the 1 of the mean.
+        omegas: the eigenvalues of M without that of the mean, 1.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" or "atc", as in :func:`max_mixing_step`.
 
@@ -384,7 +384,7 @@ def max_paired_outer_step(
     Args:
         period: H, in steps.
         outer_lr, outer_momentum: ν and μ.
-        omegas: the eigenvalues of M without the 1 of the mean.
+        omegas: the eigenvalues of M without that of the mean, 1.
         drawn: whether M is a projection that is drawn for each outer step. Its expectation, orthogonal to the
             mean, is then ``omegas[0]`` times the identity; the limit is that of stability in mean square.
 
@@ -482,7 +482,7 @@ def _second_moment_growth(mixed: Array, unmixed: Array, rho: float) -> float:
 def max_matching_momentum_step(
     rho: float, momentum: BelowOne, form: MixingForm = "ordinary", order: Order = "awc", mixed: bool = False
 ) -> float:
-    """The largest h = ηλ that is stable in mean square if learners with momentum average in random pairs.
+    """The largest h = ηλ stable in mean square for learners with momentum, averaged in random pairs.
 
     Averaging multiplies the deviations x from the mean by a projection M, which is drawn for each step. The
     momentum, in units of weights, is v' = m v + h x, and the update is u = v', or u = h x + m v' for
@@ -556,8 +556,8 @@ def max_period_step(
     ``period`` steps and the outer step map this state linearly; the map's spectral radius must be at most 1.
 
     Between averages the learners mix by a matrix with eigenvalues ``omegas`` (1: no mixing), in ``order``. An
-    average sets x = 0 in all other modes. ``buffers`` says what it does with v; with "keep", the v of these
-    modes remains, and must not grow over a period.
+    average sets x = 0 in all modes but that of the mean. ``buffers`` says what it does with v; with "keep",
+    the v of these modes remains, and must not grow over a period.
     """
     m = momentum
 

@@ -149,7 +149,7 @@ def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
 
 
 def seconds_of(context: Context, runs: Iterable[Recipe], seconds_by_kind: dict[str, float]) -> float:
-    """Estimate the seconds that ``runs`` take on this machine, one after another.
+    """Estimate the seconds that ``runs`` take on this machine if they are trained one after another.
 
     The estimate is the measured time of a sample's gradient, times the number of samples that all steps,
     evaluations, decompositions, λ_max and instruments use. The time to write checkpoints is left out.

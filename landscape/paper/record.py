@@ -151,7 +151,7 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
     """Return the record of a run of ``recipe`` from the ``values`` of its JSON file.
 
     Raises:
-        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: these are not a record's values.
+        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: ``values`` are not of a record.
     """
     data, curves = values["data"], []
     for key in ("name", "fingerprint"):

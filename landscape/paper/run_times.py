@@ -187,8 +187,8 @@ def step_time(
 
     Worker j begins a step at the time s_j. With its straggler factor f_j, its gradient takes f_j g seconds
     and its update f_j u seconds. It exchanges messages with the workers N(j), which include j; the messages
-    of worker i take c_i seconds. If gradients begin at the times t, they end at G(t)_j = t_j + f_j g; if the
-    exchange does, it ends at D(t)_j = max_{i ∈ N(j)} (t_i + c_i). The step of worker j ends at
+    of worker i take c_i seconds. Gradients that begin at the times t end at G(t)_j = t_j + f_j g; an exchange
+    that begins at t ends at D(t)_j = max_{i ∈ N(j)} (t_i + c_i). The step of worker j ends at
 
     - G(D(s))_j + f_j u for the order "before";
     - max(G(s)_j, D(s)_j) + f_j u for "during";

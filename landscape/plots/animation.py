@@ -157,7 +157,7 @@ def save_film(
         path: a .gif or .mp4 file.
         fps: frames per second.
         dpi: pixels per inch.
-        progress: called with the share of the frames that are drawn.
+        progress: called with the finished share of the frames.
 
     Raises:
         OperationError: ffmpeg fails, or the file cannot be written.

@@ -45,8 +45,8 @@ for _kind in (Eigenpairs, Trace, Density):
 def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     """Draw spectral densities on a logarithmic axis, and eigenvalues as ticks at the bottom of the panel.
 
-    Each result has a color. The axis begins a factor of 10 below the peak that one eigenvalue out of P makes.
-    If no result has eigenvalues or a density, traces are drawn, with 95% intervals.
+    Each result has a color. The axis of the density begins at a tenth of the peak of a single eigenvalue. If
+    no result has eigenvalues or a density, traces are drawn, with 95% intervals.
 
     Raises:
         InputError: no result has eigenvalues, a density or a trace.
@@ -187,10 +187,10 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
 
 @draws(LossChange)
 def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
-    """Draw the terms of the change of the loss in a step as stacked bars, one bar for each group.
+    """Draw the terms of the change of the loss in a step as stacked bars, for each group of parameters.
 
-    The terms of a group of parameters are those of the gradient, of the curvature within the group, and of
-    the curvature between groups. Each result has a panel; its dashed line is the change of the loss.
+    The terms are those of the gradient, of the curvature within the group, and of the curvature between
+    groups. Each result has a panel; its dashed line is the change of the loss.
     """
     height = 1.8 + 0.3 * max(len(r.groups) for r in results)
     figure, axes = wrapped_panels(len(results), 5.6, height, names="change")
@@ -266,9 +266,9 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], times_lr: bool) -> No
 
 @draws(Disagreement)
 def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figure:
-    """Draw how much of the spread and of the gradient lies along eigenvectors, and what the spread costs.
+    """Draw how much of spread and gradient lies along eigenvectors, and how much the spread raises the loss.
 
-    The first panel has the shares along the first k eigenvectors, against k. The second panel has ½ tr(HC),
+    The first panel has both shares along the first k eigenvectors, against k. The second panel has ½ tr(HC),
     and the mean loss of the learners minus the loss of w_a. Error bars are one standard error over the
     learners.
     """

@@ -133,8 +133,8 @@ def _draw_power_law(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
 def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Figure:
     """Draw the rise of the training loss (%) against the batch, a line for each checkpoint.
 
-    Error bars are one standard error. Branches that diverged are not drawn. The dashed line is the critical
-    batch, the dotted one the rise that is allowed.
+    Error bars are one standard error. Branches that diverged are not drawn. A dashed line marks the critical
+    batch of a checkpoint, a dotted line the allowed rise.
     """
     figure, (ax,) = panels(1, 1, 6.4, 4.0, ["rise"])
     first = results[0]

@@ -262,7 +262,7 @@ def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
             matplotlib's ``Artist.set``.
 
     Raises:
-        InputError: another name, or a property that the artist does not have.
+        InputError: an unknown name, or a property that the artist does not have.
     """
     for name, value in visuals.items():
         choose("visuals", name, VISUALS)

@@ -119,7 +119,7 @@ def draw_surfaces(
 def _draw_3d(
     results: Sequence[Surface], title: str, level_scale: LevelScale, cmap: Any, vmax: float | None
 ) -> Figure:
-    """Draw the loss as height above the plane, one panel for each surface, with shared heights and colors.
+    """Draw the loss as height above the plane, one panel for each surface, with the same heights and colors.
 
     The markers are those of the contour plot, placed on the surface.
     """
@@ -348,9 +348,9 @@ def scale(
     By default the scale is logarithmic, with 25 levels, if losses differ by more than a factor of 100: at
     equal distances, a whole valley would be below the first level. On a linear scale, levels are 0.005 apart
     (DPSGD-2020, Figure 3) if this makes 4 to 40 lines, or else at about 24 round numbers. The highest 2% of
-    the losses are left above the last level if they would take more than half of the levels. If there is a
-    trajectory, losses far above or below its own are outside of the levels, so that its own fill at least a
-    third of them.
+    the losses are left above the last level if they would take more than half of the levels. Losses far from
+    those along a trajectory are left outside of the levels, so that the trajectory has at least a third of
+    the levels.
 
     Args:
         losses: arrays of losses in nats; values that are not finite are ignored.

@@ -125,10 +125,10 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
 def _draw_sweep(ax: Axes, r: Sweep) -> str:
     """Draw the test error of a sweep, or else its test loss, against a key that varies; return the best."""
     rows = [{key: literal(value) for key, value in row.items()} for row in r.rows]
-    varying = [key for key in r.keys if len({row[key] for row in rows}) > 1]
-    if not varying:
+    varying_keys = [key for key in r.keys if len({row[key] for row in rows}) > 1]
+    if not varying_keys:
         raise InputError("sweep: its table has one row, there is nothing to draw")
-    x_key = next((key for key in varying if key != "recipe"), "recipe")
+    x_key = next((key for key in varying_keys if key != "recipe"), "recipe")
     column = "test_error" if np.isfinite(r.test_error).any() else "test_loss"
     mean, std = getattr(r, column), np.nan_to_num(getattr(r, f"{column}_std"))
     x_texts = list(dict.fromkeys(row[x_key] for row in rows))  # the different values of x_key
@@ -139,7 +139,7 @@ def _draw_sweep(ax: Axes, r: Sweep) -> str:
     # Rows that differ only in x_key are one line.
     row_indices_of: dict[str, list[int]] = {}  # label of a line -> indices of its rows
     for i, row in enumerate(rows):
-        label = ", ".join(_key_and_value(key, row[key]) for key in varying if key != x_key and row[key])
+        label = ", ".join(_key_and_value(key, row[key]) for key in varying_keys if key != x_key and row[key])
         row_indices_of.setdefault(label, []).append(i)
     look = {"ls": "-", "lw": 1.6 if is_numeric else 0}
     colors = style.colors_of([label.replace("-", ", ") for label in row_indices_of])  # also in "digits-ssgd"
@@ -290,8 +290,8 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
     """Draw mixing matrices M as graphs, a panel for each step of a topology, at most eight.
 
     Learner j takes the share M_jk of the weights of learner k. The learners are on a circle; the color of
-    learner j is its own share M_jj. If M_jk = M_kj, a line connects learners j and k; otherwise an arrow from
-    k to j has the share M_jk. The color of a line or an arrow is the share.
+    learner j shows its own share M_jj. If M_jk = M_kj, a line connects learners j and k; otherwise an arrow
+    leads from k to j. The color of the line or arrow shows the share M_jk.
 
     Args:
         matrices: name -> the mixing matrices (n, n) of a cycle of steps, in their order.

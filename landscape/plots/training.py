@@ -23,7 +23,7 @@ Group = tuple[str, Any, list[Checkpoint]]  # label, color and runs of a setting
 
 @draws(Checkpoint)
 def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
-    """Draw loss, test error, consensus distance, α_e, Δ and Δ(2) by step, and above them what was measured.
+    """Draw loss, test error, consensus distance, α_e, Δ and Δ(2) by step; above them, measured quantities.
 
     Runs whose recipes differ only in the seed, or in keys that do not change the weights, are one setting.
     Thin lines are its seeds, a thick line is their median. Consensus distance, α_e, Δ and Δ(2) vary much from
