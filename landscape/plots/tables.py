@@ -165,7 +165,7 @@ def _draw_sweep(ax: Axes, r: Sweep) -> str:
     if legend_names:
         ax.legend()
     best = int(np.nan_to_num(mean, nan=np.inf).argmin())
-    setting = ", ".join(_key_and_value(key, rows[best][key]) for key in varying)
+    setting = ", ".join(_key_and_value(key, rows[best][key]) for key in varying_keys)
     text = f"{column.replace('_', ' ')}: {mean[best]:.2g}{'%' * (column == 'test_error')}, {setting}"
     return f"Lowest {text}" if np.isfinite(mean[best]) else ""
 

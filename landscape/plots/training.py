@@ -53,7 +53,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         standard_columns = [_RECORDED.get(column, column) for column in _STANDARD]
         standard_columns = [column for column in standard_columns if is_measured(column)] or standard_columns
 
-    drawn_columns = measured + standard
+    drawn_columns = measured_columns + standard_columns
     columns = drawn_columns + [""] * (-len(drawn_columns) % 3)  # "" for an empty cell
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     # At this width, two panels have room side by side in the column of a paper.
