@@ -17,7 +17,7 @@ from landscape.paper import figure as figures
 from landscape.paper import pages
 from landscape.paper.context import Context
 from landscape.plots import animation
-from landscape.plots.picture import CAPTION_LINES
+from landscape.plots.picture import CAPTION_LENGTH
 from landscape.plots.style import LABEL, TITLE, style
 from landscape.plots.tables import draw_topologies
 from landscape.training.topology import Mixing
@@ -58,7 +58,8 @@ def check(picture: Any) -> None:
     title = picture._suptitle
     assert len(seen(title.get_text()).replace("\n", " ")) <= TITLE, title.get_text()
     assert (title.get_fontsize(), title.get_fontweight()) == (13, "normal")
-    assert picture._caption is None or picture._caption.get_text().count("\n") < CAPTION_LINES
+    lines = picture._caption.get_text().count("\n") + 1 if picture._caption else 0
+    assert lines <= max(3, round(CAPTION_LENGTH / picture.get_figwidth()))
     for axis in (axis for ax in picture.axes for axis in (ax.xaxis, ax.yaxis)):
         label = axis.label.get_text()
         assert max(map(len, seen(label).split("\n"))) <= LABEL, label

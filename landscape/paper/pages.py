@@ -40,12 +40,12 @@ def words(name: str) -> str:
     return text.format(confidence=CONFIDENCE, seeds=SEEDS)
 
 
-def explained(table: str, text: str) -> str:
-    """Return a table's explanations of the words in ``text`` that it does not explain itself; "" for none."""
+def explanations(text: str) -> list[str]:
+    """Return the explanations, from figures.toml, of the words in ``text`` that it does not explain itself."""
     plain = re.sub(r"\\([A-Za-z]+)", lambda command: LETTERS.get(command[1], ""), text)
     plain = re.sub("[${}]", "", plain)
-    entries = [words for pattern, words in declared()[table].items() if re.search(pattern, plain)]
-    return "; ".join(words for words in entries if f"{words.partition(':')[0]}:" not in plain)
+    entries = [words for pattern, words in declared()["words"].items() if re.search(pattern, plain)]
+    return [words for words in entries if f"{words.partition(':')[0]}:" not in plain]
 
 
 def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path]]:
@@ -104,7 +104,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     lines = [line.partition(": ") for line in _result_lines(name, scale, judgment["effects"])]
     titles = {suffix: title for suffix, _, title in lines if suffix.startswith("-")}
-    set_titles_and_captions(figure, context, drawing, judgment["finding"], titles)
+    texts = set_titles_and_captions(figure, context, drawing, judgment["finding"], titles)
     pictures = [folder / f"{name}{suffix}.png" for suffix in drawing.pictures]
     for path, picture in zip(pictures, drawing.pictures.values(), strict=True):
         plots.save_figure(picture, path)
@@ -118,6 +118,7 @@ def write(
         "seconds": round(seconds, 1),
         "numerics": dict(sorted(context.versions.items())),
         "pictures": [path.name for path in pictures],
+        "words": explanations(texts),
         "compared": [dataclasses.asdict(compared) for compared in drawing.compared],
         "remark": drawing.remark,
     }
@@ -171,12 +172,13 @@ def _result_lines(name: str, scale: str, effects: Sequence[dict[str, Any]]) -> l
 
 def set_titles_and_captions(
     figure: Figure, context: Context, drawing: Drawing, title: str, others: Mapping[str, str] | None = None
-) -> None:
-    """Set ``title`` on the first picture, and captions on all.
-
-    Captions begin with the figure's place, and end with the symbols that the picture's texts have.
+) -> str:
+    """Set ``title`` on the first picture, and captions on all, which begin with the figure's place.
 
     ``others``: the titles of other pictures by suffix.
+
+    Returns:
+        All texts of the pictures.
     """
     from matplotlib.text import Text
 
@@ -186,7 +188,7 @@ def set_titles_and_captions(
     about = f"{figure.where}, {context.scale} scale: {figure.title}."
     if context.scale == "smoke":
         about += " The numbers mean nothing."
-    titles = {"": title} | dict(others or {})
+    titles, texts = {"": title} | dict(others or {}), list[str]()
     with style():
         for suffix, picture in drawing.pictures.items():
             if titles.get(suffix):
@@ -194,10 +196,9 @@ def set_titles_and_captions(
             elif not picture.get_suptitle():
                 picture.suptitle(figure.title[0].upper() + figure.title[1:])
             of_drawing = picture.get_caption() if isinstance(picture, Picture) else ""
-            texts = " ".join(text.get_text() for text in picture.findobj(Text) if text.get_visible())
-            caption_text = " ".join(filter(None, (about, of_drawing, figure.caption)))
-            symbols = explained("symbols", f"{texts} {caption_text}")
-            caption(picture, f"{caption_text} {symbols}." if symbols else caption_text)
+            caption(picture, " ".join(filter(None, (about, of_drawing, figure.caption))))
+            texts += [text.get_text() for text in picture.findobj(Text) if text.get_visible()]
+    return " ".join(texts)
 
 
 def _reduce_colors(path: Path) -> None:
@@ -338,8 +339,9 @@ def details(name: str, entry: dict[str, Any]) -> str:
         columns = [key for key in COMPARED if key != "paper" or any(number[key] for number in compared)]
         rows = ([number[key] for key in columns] for number in compared)
         parts += [_table([COMPARED[key] for key in columns], rows)]
-    found = explained("words", " ".join(parts))
-    return "\n\n".join([*parts, *[f"**Words.** {found}."] * bool(found)]) + "\n"
+    entries = {*entry.get("words", ()), *explanations(" ".join(parts))}
+    in_order = [words for words in declared()["words"].values() if words in entries]
+    return "\n\n".join([*parts, *[f"**Words.** {'; '.join(in_order)}."] * bool(in_order)]) + "\n"
 
 
 def setting_of(entry: dict[str, Any]) -> str:

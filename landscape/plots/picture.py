@@ -29,9 +29,9 @@ from landscape.plots.style import DARK, LABEL, decimal_labels, style
 
 # Characters in an inch of a text, times its size in points: of a title, which is never cut, and of others.
 TITLE_CHARACTERS, CHARACTERS = 122, 132
-# The caption's size in points, the height of its lines in inches, and the largest number of lines (our
-# choice: a page or a table says the rest).
-CAPTION_SIZE, CAPTION_LINE, CAPTION_LINES = 8.5, 0.155, 7
+# The caption's size in points, the height of its lines in inches, and the largest length of its text in
+# inches: three lines of a page (our choice: a page or a table says the rest).
+CAPTION_SIZE, CAPTION_LINE, CAPTION_LENGTH = 8.5, 0.155, 31.5
 Names = Sequence[str]
 # Of a picture of a paper: the smallest width and height of a panel relative to its usual ones; heights in
 # inches, of a panel that is not made lower, and of a page (our choice).
@@ -79,15 +79,15 @@ class Picture(Figure):
         Call this method after the figure has its legends, which are above the caption.
 
         Args:
-            text: the caption, in at most seven lines; sentences at its end that have no room are left out.
-                The text replaces an earlier caption; "" removes an earlier caption.
+            text: the caption, in at most three lines of a page, and more in a narrow picture; sentences at
+                its end that have no room are left out. The text replaces an earlier caption; "" removes it.
             options: properties of matplotlib's ``Text``.
         """
         width, height_with_caption = self.get_size_inches()
         height = height_with_caption - self._caption_height
         title, old_text = self._metadata_texts
         self._metadata_texts = title, text or old_text
-        lines = _caption_lines(text, int(CHARACTERS / CAPTION_SIZE * width))
+        lines = _caption_lines(text, width)
         self._caption_text = " ".join(lines)
         self._caption_height = CAPTION_LINE * len(lines) + 0.08 if lines else 0.0
         self.set_size_inches(width, height + self._caption_height)
@@ -300,13 +300,17 @@ def _visual_artists(figure: Figure) -> dict[str, list[Any]]:
     }
 
 
-def _caption_lines(text: str, width: int) -> list[str]:
-    """Return the lines of a caption: all sentences that have room, and at least the start of the first."""
+def _caption_lines(text: str, width: float) -> list[str]:
+    """Return the lines of a caption in a picture of ``width`` inches.
+
+    They have all sentences that have room, and at least the start of the first.
+    """
+    characters, most_lines = int(CHARACTERS / CAPTION_SIZE * width), max(3, round(CAPTION_LENGTH / width))
     sentences = re.split(r"(?<=\.) (?=[A-Z])", text)
-    while len(sentences) > 1 and len(textwrap.wrap(" ".join(sentences), width)) > CAPTION_LINES:
+    while len(sentences) > 1 and len(textwrap.wrap(" ".join(sentences), characters)) > most_lines:
         sentences.pop()
-    limits: dict[str, Any] = {"max_lines": CAPTION_LINES, "placeholder": " …", "break_on_hyphens": False}
-    return textwrap.wrap(" ".join(sentences), width, **limits)
+    limits: dict[str, Any] = {"max_lines": most_lines, "placeholder": " …", "break_on_hyphens": False}
+    return textwrap.wrap(" ".join(sentences), characters, **limits)
 
 
 def formulas(text: str) -> str:
