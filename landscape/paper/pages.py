@@ -41,7 +41,7 @@ def words(name: str) -> str:
 
 
 def explanations(text: str) -> list[str]:
-    """Return the explanations, from figures.toml, of the words in ``text`` that it does not explain itself."""
+    """Return explanations, from figures.toml, of the words in ``text`` that it does not explain itself."""
     plain = re.sub(r"\\([A-Za-z]+)", lambda command: LETTERS.get(command[1], ""), text)
     plain = re.sub("[${}]", "", plain)
     entries = [words for pattern, words in declared()["words"].items() if re.search(pattern, plain)]
