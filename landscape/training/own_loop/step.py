@@ -319,7 +319,7 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     checkpoint = Checkpoint.load(path, own_learner)
     settings = loop.read_settings(checkpoint)
     if checkpoint.algorithm != RECORDED or "algorithm" not in settings:
-        raise OperationError(f"{path}: is no file of DecentralizedDataParallel.save_checkpoint")
+        raise OperationError(f"{path}: is from no DecentralizedDataParallel; give one of save_checkpoint")
     if file_learners != comm.learners:
         raise InputError(
             f"{path}: has {file_learners} learners, not {comm.learners}; start {file_learners} processes"
