@@ -59,7 +59,7 @@ def check(picture: Any) -> None:
     assert len(seen(title.get_text()).replace("\n", " ")) <= TITLE, title.get_text()
     assert (title.get_fontsize(), title.get_fontweight()) == (13, "normal")
     lines = picture._caption.get_text().count("\n") + 1 if picture._caption else 0
-    assert lines <= max(3, round(CAPTION_LENGTH / picture.get_figwidth()))
+    assert lines <= max(5, round(CAPTION_LENGTH / picture.get_figwidth()))
     for axis in (axis for ax in picture.axes for axis in (ax.xaxis, ax.yaxis)):
         label = axis.label.get_text()
         assert max(map(len, seen(label).split("\n"))) <= LABEL, label

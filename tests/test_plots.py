@@ -173,14 +173,14 @@ def test_labels_beside_one_another_do_not_touch(low: float, high: float) -> None
     assert all(left[1] < right[0] for left, right in itertools.pairwise(ends))
 
 
-def test_labels_of_two_decades_are_1_2_and_5_of_each() -> None:
+def test_labels_of_two_decades_are_1_2_3_and_5_of_each() -> None:
     figure, (ax,) = panels(1, 1, 4.0, 3.3)
     ax.set(yscale="log", ylim=(2.2, 110))
     decimal_labels(ax.yaxis)
     FigureCanvasAgg(figure).draw()
     ticks = [*ax.get_yticklabels(), *ax.get_yticklabels(minor=True)]
     shown = {float(t.get_text()) for t in ticks if t.get_text()}
-    assert {x for x in shown if 2.2 <= x <= 110} == {5, 10, 20, 50, 100}
+    assert {x for x in shown if 2.2 <= x <= 110} == {3, 5, 10, 20, 30, 50, 100}
 
 
 def test_names_with_an_index_are_formulas_unless_a_text_has_its_own() -> None:

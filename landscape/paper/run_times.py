@@ -97,7 +97,7 @@ class RunTimes(Result, schema="landscape.plan", table="row"):
         """The recipe with the size of its network, and the link, in two lines."""
         slow = f", computing longer at random, by {self.straggler:.0%} on average" if self.straggler else ""
         link = f"{8e-9 * self.bandwidth:.3g} Gbit/s, {1e6 * self.latency:.3g} µs latency{slow}"
-        return f"{self.recipe}, {self.parameters / 1e6:.2g} million weights\n{link}"
+        return f"{self.recipe}, {self.parameters:,} parameters\n{link}"
 
 
 # ---- The model

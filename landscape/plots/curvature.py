@@ -385,7 +385,9 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
             ax.margins(x=0.15)
     text = f"{style.samples_of(results)}; bars: one standard error"
     if any(r.lipschitz.size for r in results):
-        text += "; dashes beside the sharpness: the steepest change of the gradient"
+        text += (
+            "; open: the largest change of a gradient over that of $w_a$ in a step, a bound on λ from below"
+        )
     return finish(figure, title or "Smoothing by the learners' spread", f"{text}.", [rates], ncols=5)
 
 
@@ -408,7 +410,7 @@ def _draw_loss_or_smoothed(
     rate_axes.errorbar(x, rates, rate_errors, label=_NAMES[k], **markers)
     constants = [(r.lipschitz, *r.lipschitz_smooth)[k] for r in results]
     largest = [values.max() if values.size else np.nan for values in constants]
-    sharpness.plot(x, largest, marker="_", ls="none", ms=9, mew=2.5, color=markers["color"])
+    sharpness.plot(x, largest, marker=markers["marker"], ls="none", mfc="w", mec=markers["color"])
 
 
 def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:

@@ -30,8 +30,8 @@ from landscape.plots.style import DARK, LABEL, decimal_labels, style
 # Characters in an inch of a text, times its size in points: of a title, which is never cut, and of others.
 TITLE_CHARACTERS, CHARACTERS = 122, 132
 # The caption's size in points, the height of its lines in inches, and the largest length of its text in
-# inches: three lines of a page (our choice: a page or a table says the rest).
-CAPTION_SIZE, CAPTION_LINE, CAPTION_LENGTH = 8.5, 0.155, 31.5
+# inches: five lines of a page (our choice: a page or a table says the rest).
+CAPTION_SIZE, CAPTION_LINE, CAPTION_LENGTH = 8.5, 0.155, 52.5
 Names = Sequence[str]
 # Of a picture of a paper: the smallest width and height of a panel relative to its usual ones; heights in
 # inches, of a panel that is not made lower, and of a page (our choice).
@@ -79,7 +79,7 @@ class Picture(Figure):
         Call this method after the figure has its legends, which are above the caption.
 
         Args:
-            text: the caption, in at most three lines of a page, and more in a narrow picture; sentences at
+            text: the caption, in at most five lines of a page, and more in a narrow picture; sentences at
                 its end that have no room are left out. The text replaces an earlier caption; "" removes it.
             options: properties of matplotlib's ``Text``.
         """
@@ -305,7 +305,7 @@ def _caption_lines(text: str, width: float) -> list[str]:
 
     They have all sentences that have room, and at least the start of the first.
     """
-    characters, most_lines = int(CHARACTERS / CAPTION_SIZE * width), max(3, round(CAPTION_LENGTH / width))
+    characters, most_lines = int(CHARACTERS / CAPTION_SIZE * width), max(5, round(CAPTION_LENGTH / width))
     sentences = re.split(r"(?<=\.) (?=[A-Z])", text)
     while len(sentences) > 1 and len(textwrap.wrap(" ".join(sentences), characters)) > most_lines:
         sentences.pop()

@@ -254,20 +254,28 @@ def headline(results: Sequence[Any]) -> str:
     numbers = [three_digits(row.number) for row in rows]
     labels = [getattr(r, "label", "") for r in results]  # a sweep is of many runs and has none
     labels = short_names(labels) if any(labels) and len({*labels}) == len(rows) else [""] * len(rows)
-    named: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for label, row, number in zip(labels, rows, numbers, strict=True):
-        named.setdefault(row.name, []).append(f"{label} {number}".strip())
-    texts = ["; ".join(f"{name}: {', '.join(words)}" for name, words in named.items())]
+        by_name.setdefault(row.name, []).append(f"{label} {number}".strip())
+    texts = ["; ".join(f"{name}: {', '.join(words)}" for name, words in by_name.items())]
     if len({row.note for row in rows}) == 1 and rows[0].note:
         texts.insert(0, f"{texts[0]} ({three_digits(rows[0].note)})")
-    name, unit = rows[0].name, f" {rows[0].unit}".removesuffix(" %").rstrip()
-    short = f"{name}: {numbers[0]}" if len(rows) == 1 else name  # a long label must not cut the number
-    if 1 == len(named) < len(rows) and not any(isinstance(row.value, str) for row in rows):
-        first, *_, last = sorted(range(len(rows)), key=lambda k: rows[k].value)
-        low, high = (numbers[k].split(" ± ")[0].removesuffix(unit) for k in (first, last))
-        ends = f"{name}: {low} ({labels[first]}) to {high}{unit} ({labels[last]})".replace(" ()", "")
-        texts, short = [*texts, texts[-1].replace(f"{unit},", ","), ends], f"{name}: {low} to {high}{unit}"
-    title = fitting(*texts, short if len(named) == 1 else f"{len(rows)} results")
+    name = rows[0].name
+    if len(by_name) > 1:
+        texts.append(f"{len(rows)} results")
+    elif len(rows) == 1:
+        texts.append(f"{name}: {numbers[0]}")  # a long label must not cut the number
+    elif not any(isinstance(row.value, str) for row in rows):
+        by_value = sorted(range(len(rows)), key=lambda k: rows[k].value)
+        lowest, highest = by_value[0], by_value[-1]
+        low, high = numbers[lowest].partition(" ± ")[0], numbers[highest].partition(" ± ")[0]
+        if rows[0].unit not in ("", "%"):
+            unit = f" {rows[0].unit}"
+            low, high = low.removesuffix(unit), f"{high.removesuffix(unit)}{unit}"
+        if any(labels):
+            texts.append(f"{name}: {low} ({labels[lowest]}) to {high} ({labels[highest]})")
+        texts.append(f"{name}: {low} to {high}")
+    title = fitting(*texts, name)
     starts_with_word = title.split()[0].rstrip(":").replace("-", "").isalpha()  # and not with a formula
     return title[0].upper() + title[1:] if starts_with_word else title
 

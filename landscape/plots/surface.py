@@ -217,18 +217,26 @@ def _draw_contours(
         else:
             ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=norm, extend="both")
         lines = ax.contour(r.x, r.y, masked, levels, colors="k", linewidths=0.35, alpha=0.55)
-        if labels:
-            _label_lines(ax, lines, geometry.center_loss(r) + rise if geometry.has_profile(r) else np.nan)
+        labeled_from, risen_loss = -np.inf, np.nan
         if np.isfinite(rise) and geometry.has_profile(r):
-            risen_loss, lowest = geometry.center_loss(r) + rise, masked.min()
+            risen_loss, lowest_loss = geometry.center_loss(r) + rise, masked.min()
             ax.contour(r.x, r.y, masked, [risen_loss], **EQUAL)
             # Contours have no entries in a legend; empty curves with the same look have.
             label = unit_of(r, f"{rise:.2g} nat above the center")
             ax.plot([], [], color=style.AMBER, lw=1.8, label=label)
-            lines_in_valley = ((levels > lowest) & (levels < risen_loss)).sum()
+            lines_in_valley = ((levels > lowest_loss) & (levels < risen_loss)).sum()
             if lines_in_valley < 2:  # more lines, so that the form of the valley can be seen
-                ax.contour(r.x, r.y, masked, np.linspace(lowest, risen_loss, 6)[1:-1], **VALLEY)
-                ax.plot([], [], color="k", lw=1, ls=":", label="equal steps below the orange line")
+                dotted_levels = np.linspace(lowest_loss, risen_loss, 6)[1:-1]
+                ax.contour(r.x, r.y, masked, dotted_levels, **VALLEY)
+                step = (
+                    f"steps of {(risen_loss - lowest_loss) / 5:.2g} nat"
+                    if len(results) == 1
+                    else "equal steps"
+                )
+                ax.plot([], [], color="k", lw=1, ls=":", label=f"{step} below the orange line")
+                labeled_from = risen_loss  # numbers inside would be read as those of dotted lines
+        if labels:
+            _label_lines(ax, lines, risen_loss, labeled_from)
         for points, label, look in marks(r)[not lowest :]:
             ax.plot(*points.T, label=label, **look)
         if rings:
@@ -256,14 +264,14 @@ def _draw_contours(
     return finish(figure, title or finding(results), text, in_legend, ncols=3)
 
 
-def _label_lines(ax: Axes, lines: Any, beside: float) -> None:
-    """Write the loss once on each contour line that has room, but for the line next to ``beside``."""
+def _label_lines(ax: Axes, lines: Any, orange: float, low: float) -> None:
+    """Write the loss on contour lines that have room, except for lines next to ``orange`` or below ``low``."""
     places: dict[str, Array] = {}
     step = np.diff(lines.levels).min()
     for text in ax.clabel(lines, fontsize=7.5, fmt="%.3g", inline=False):
         place, loss = ax.transLimits.transform(text.get_position()), text.get_text()
-        out = abs(float(loss) - beside) < step / 2 or max(abs(place - 0.5)) > 0.45
-        if out or loss in places or any(np.hypot(*(place - other)) < 0.12 for other in places.values()):
+        in_way = abs(float(loss) - orange) < step / 2 or float(loss) < low or max(abs(place - 0.5)) > 0.45
+        if in_way or loss in places or any(np.hypot(*(place - other)) < 0.12 for other in places.values()):
             text.remove()
         else:
             places[loss] = place

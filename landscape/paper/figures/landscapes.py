@@ -315,6 +315,10 @@ def _grids(
     counted_rows = rows.assign(**{value: rows[value].where(rows[count])}) if count else rows
     medians = counted_rows.groupby(_PLACE, sort=False)[value].median().reset_index()
     picture = plots.draw(grids_of_seed_0)
+    of_seed_0 = counted_rows[counted_rows["seed"] == 0].groupby(["model", "algorithm"], sort=False)[value]
+    _add_to_caption(
+        picture, f"Seed 0; medians over the points: {', '.join(f'{m:.2g}' for m in of_seed_0.median())}."
+    )
     remarks = []
     untrained = settings(rows[rows["test_accuracy_percent"] < CHANCE], "model", "algorithm")
     if untrained:
@@ -334,15 +338,13 @@ def _judge_3(rows: Rows) -> list[Effect]:
 
 @figure("fig3", _judge_3)
 def _fig3(context: Context) -> Drawing:
-    drawing = _grids(
+    return _grids(
         context,
         lambda run, label: context.contour(run.last, label),
         lambda s: {"test_loss_nat": s.loss, "rise_nat": s.loss - s.loss[len(s.y) // 2, len(s.x) // 2]},
         "rise_nat",
         "median rise of the test loss, {model}, {algorithm}",
     )
-    _add_to_caption(drawing.pictures[""], "Rise: median over the plane.")
-    return drawing
 
 
 def _judge_4(rows: Rows) -> list[Effect]:
