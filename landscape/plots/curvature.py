@@ -386,7 +386,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     text = f"{style.samples_of(results)}; bars: one standard error"
     if any(r.lipschitz.size for r in results):
         text += (
-            "; open: the largest change of a gradient over that of $w_a$ in a step, a bound on λ from below"
+            "; open: the largest change of a gradient over that of w_a in a step, a bound on λ from below"
         )
     return finish(figure, title or "Smoothing by the learners' spread", f"{text}.", [rates], ncols=5)
 

@@ -265,7 +265,7 @@ def _draw_contours(
 
 
 def _label_lines(ax: Axes, lines: Any, orange: float, low: float) -> None:
-    """Write the loss on contour lines that have room, except for lines next to ``orange`` or below ``low``."""
+    """Write the loss on contour lines that have room, but not on lines next to ``orange`` or below ``low``."""
     places: dict[str, Array] = {}
     step = np.diff(lines.levels).min()
     for text in ax.clabel(lines, fontsize=7.5, fmt="%.3g", inline=False):
