@@ -385,9 +385,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
             ax.margins(x=0.15)
     text = f"{style.samples_of(results)}; bars: one standard error"
     if any(r.lipschitz.size for r in results):
-        text += (
-            "; open: the largest change of a gradient over that of w_a in a step, a bound on λ from below"
-        )
+        text += "; open: the largest change of a gradient over that of w_a in a step, a bound on λ from below"
     return finish(figure, title or "Smoothing by the learners' spread", f"{text}.", [rates], ncols=5)
 
 

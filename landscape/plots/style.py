@@ -267,14 +267,10 @@ def headline(results: Sequence[Any]) -> str:
         texts.append(f"{name}: {numbers[0]}")  # a long label must not cut the number
     elif not any(isinstance(row.value, str) for row in rows):
         by_value = sorted(range(len(rows)), key=lambda k: rows[k].value)
-        lowest, highest = by_value[0], by_value[-1]
-        low, high = numbers[lowest].partition(" ± ")[0], numbers[highest].partition(" ± ")[0]
-        if rows[0].unit not in ("", "%"):
-            unit = f" {rows[0].unit}"
-            low, high = low.removesuffix(unit), f"{high.removesuffix(unit)}{unit}"
+        low, high = by_value[0], by_value[-1]
         if any(labels):
-            texts.append(f"{name}: {low} ({labels[lowest]}) to {high} ({labels[highest]})")
-        texts.append(f"{name}: {low} to {high}")
+            texts.append(f"{name}: {numbers[low]} ({labels[low]}) to {numbers[high]} ({labels[high]})")
+        texts.append(f"{name}: {numbers[low]} to {numbers[high]}")
     title = fitting(*texts, name)
     starts_with_word = title.split()[0].rstrip(":").replace("-", "").isalpha()  # and not with a formula
     return title[0].upper() + title[1:] if starts_with_word else title

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +91,7 @@ def draw_surfaces(
         results = [r.showing(quantity) for r in results]  # ``loss`` then holds the values of the quantity
         values = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
         if len(values) and not title:
-            title = _range_or_distances(results, rings, values)
+            title = f"{results[0].loss_name} from {values.min():.2g} to {values.max():.2g}"
     if cmap is not None:
         choose("cmap", cmap, colormaps)
     for r in results:
@@ -228,12 +227,7 @@ def _draw_contours(
             if lines_in_valley < 2:  # more lines, so that the form of the valley can be seen
                 dotted_levels = np.linspace(lowest_loss, risen_loss, 6)[1:-1]
                 ax.contour(r.x, r.y, masked, dotted_levels, **VALLEY)
-                step = (
-                    f"steps of {(risen_loss - lowest_loss) / 5:.2g} nat"
-                    if len(results) == 1
-                    else "equal steps"
-                )
-                ax.plot([], [], color="k", lw=1, ls=":", label=f"{step} below the orange line")
+                ax.plot([], [], color="k", lw=1, ls=":", label="each fifth of the rise to the orange line")
                 labeled_from = risen_loss  # numbers inside would be read as those of dotted lines
         if labels:
             _label_lines(ax, lines, risen_loss, labeled_from)
@@ -265,7 +259,7 @@ def _draw_contours(
 
 
 def _label_lines(ax: Axes, lines: Any, orange: float, low: float) -> None:
-    """Write the loss on contour lines that have room, but not on lines next to ``orange`` or below ``low``."""
+    """Write the loss on contour lines that have room, and are not next to ``orange`` or below ``low``."""
     places: dict[str, Array] = {}
     step = np.diff(lines.levels).min()
     for text in ax.clabel(lines, fontsize=7.5, fmt="%.3g", inline=False):
@@ -543,27 +537,13 @@ def settings(results: Sequence[Surface], colors: str = "") -> str:
         parts.append(style.joined(style.batchnorm_note(r) or "no BatchNorm" for r in results))
     loss = style.loss_of(results).capitalize()
     parts += [f"colors: {colors}"] * bool(colors)
-    note = style.interpolation_note(results)
-    if results[0].loss_name != "accuracy":  # only errors of what is drawn
-        note = re.sub(r", accuracy below [^ ,]+", "", note)
-    return f"{loss} over {'; '.join(parts)}{note}."
+    return f"{loss} over {'; '.join(parts)}{style.interpolation_note(results)}."
 
 
 def finding(results: Sequence[Surface]) -> str:
     """Return one line that says what the surfaces show, with numbers from them."""
     sentences = _flatness(results) if geometry.comparable(results) else _losses(results)
     return style.fitting(*(unit_of(results[0], sentence) for sentence in sentences))
-
-
-def _range_or_distances(results: Sequence[Surface], rings: Sequence[Radius], values: Array) -> str:
-    """Return one line with the range of a metric, or the median distances of its ``rings``."""
-    names = style.short_names([r.label for r in results])
-    medians = [f"{ring.median:.2g} ({name})" for name, ring in zip(names, rings, strict=False)]
-    text = f"{results[0].loss_name} from {values.min():.2g} to {values.max():.2g}"
-    if not rings or not np.isfinite([ring.median for ring in rings]).all():
-        return text
-    change = rings[0].change.replace("−", "falls by ").replace("+", "rises by ")
-    return style.fitting(f"{rings[0].metric} {change} at a median distance of {', '.join(medians)}", text)
 
 
 def _losses(results: Sequence[Surface]) -> list[str]:

@@ -15,4 +15,5 @@ for name in ("ssgd", "dpsgd"):
     plane = landscape.random_plane(problem, norm="filter", seed=0)
     surfaces.append(landscape.contour(problem, plane, grid=31, span=1.0, **run.about("test")))
 rings = [surface.radius("f1", drop="5%") for surface in surfaces]
-figure = landscape.draw(surfaces, quantity="f1", ring=rings)
+title = f"F1 falls by 5% at distances of {rings[0].median:.2g} (SSGD), {rings[1].median:.2g} (DPSGD)"
+figure = landscape.draw(surfaces, quantity="f1", ring=rings, title=title)
