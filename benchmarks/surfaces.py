@@ -22,7 +22,7 @@ from landscape import Problem
 from landscape.core.hdf5 import Array
 from landscape.evaluation.adaptive import Evaluations, Outcome, interpolate
 from landscape.evaluation.interpolant import Tolerance
-from landscape.evaluation.part import SHARE
+from landscape.evaluation.part import FEWEST, SHARE
 from landscape.results.shown import logarithmic
 
 SMOOTH = 289  # points of 51 × 51 that a smooth surface takes at most without a part: one failed check
@@ -317,7 +317,7 @@ def analytic(part: int = 0, only: str = "") -> Iterator[Case]:
 
 # ---- analytic surfaces of many samples, of which a part is known everywhere ------------------------------
 
-SAMPLES, OF_PART = 60, 3
+SAMPLES, OF_PART = round(FEWEST / SHARE), FEWEST  # the smallest part in use: a smaller one is rougher
 
 
 def of_samples(draw: Draw, family: Callable[[Draw, Array, Array], Array], x: Array, y: Array) -> Array:

@@ -19,7 +19,8 @@ which points were computed before the call: an interrupted computation, run agai
 With a part of the samples, the loss of the part is completed first, and guides that of all samples. Points
 are computed with all samples where a function through few points follows the part's values, and the
 interpolated quantity is the difference from a multiple of these. The error is measured at points that were
-not chosen, with all samples. Where the part is rough, or values are not finite, there is no guide. A
+not chosen, with all samples: first where it is expected to be largest, and, if it is within the tolerance
+there, at the other check points. Where the part is rough, or values are not finite, there is no guide. A
 feature that no sample of the part has, such as an island of NaN, can be missed if it lies between the fewer
 points of all samples.
 """
@@ -55,20 +56,23 @@ MIN_STATED = 0.1  # the smallest stated error, in units of the tolerance
 MAX_SHARE = 0.7  # the share of exact points from which on all are computed
 # The estimated errors that end a long refinement, and one by a part that is not smooth, in the first round
 # and later, in units of the tolerance: at kinks estimates are less sure.
-LATE_LIMIT, GUIDED_LIMITS = 0.7, (0.5, 0.85)
+LATE_LIMIT, GUIDED_LIMITS = 0.7, (0.5, 0.7)
 DIAGONALS = tuple(itertools.product((1, -1), repeat=2))
 
 # With a part of the samples: the points along an axis that are computed with all samples in any case; the
 # error, in units of the tolerance, with which a function through the points for all samples follows those
 # of the part; the minimum, usual and maximum number of these points, by dimension.
-GUIDED_BASE, FOLLOW_ERROR, GUIDED_COUNTS = 5, 0.35, {1: (8, 16, 40), 2: (16, 32, 160)}
+GUIDED_BASE, FOLLOW_ERROR, GUIDED_COUNTS = 4, 0.5, {1: (8, 16, 40), 2: (16, 32, 160)}
 # A part is smooth if it needs at most SMOOTH times the minimum number of points, and if a function through
 # FEW_POINTS follows it: the first FEW_ROUNDS then estimate the largest error from FEW_CHECKS alone.
-SMOOTH, FEW_POINTS, FEW_CHECKS, FEW_ROUNDS = 2.0, 64, {1: 6, 2: 12}, 3
+SMOOTH, FEW_POINTS, FEW_CHECKS, FEW_ROUNDS = 2.0, 64, {1: 6, 2: 14}, 5
 PART_MAX_SHARE = 0.5  # the share of points from which on a part is too rough to be a guide
 # The estimated error in tolerances above which a part is given up, too, if the error fell by less than a
 # factor of 3 in the last two rounds.
-HOPELESS = 2.0
+HOPELESS = 4.0
+# After a part is given up, numbers of checks and of new points are smaller by this factor: islands that the
+# part has were seen at its own points, and the part's points must be saved.
+GIVEN_UP = 2 / 3
 
 Compute = Callable[[Array], None]
 
@@ -152,6 +156,7 @@ class _Grid:
         self.exact = np.zeros(len(at), bool)
         self._evaluations, self._columns = evaluations, evaluations.columns
         self._tolerance, self.guide = tolerance, guide
+        self._followed_log: dict[str, bool] = {}  # column -> whether the guide was followed on a log scale
 
     def compute(self, indices: Array) -> None:
         """Make the points ``indices`` exact."""
@@ -226,25 +231,28 @@ class _Grid:
         return False
 
     def has_scale_of_guide(self, deciding: Sequence[str]) -> bool:
-        """Return whether all values are finite, and their scale (linear or logarithmic) is the guide's."""
+        """Return whether all values are finite, and their scale is that on which the guide was followed."""
         return not self.outside.any() and all(
-            self.fits[name].scale.log == self._scale(name).log for name in deciding
+            self.fits[name].scale.log == self._followed_log[name] for name in deciding
         )
 
-    def _scale(self, name: str) -> ErrorScale:
-        assert self.guide is not None
-        return ErrorScale.of(self.guide.columns[name], self._tolerance)
-
     def guided_indices(self, shape: Sequence[int], deciding: Sequence[str]) -> Array:
-        """The first points for all samples: a function through them follows the guide's values."""
+        """The first points for all samples: a function through them follows the guide's values.
+
+        The scale is that of the values of all samples at the coarsest points and the guide's extremes.
+        """
         assert self.guide is not None
-        chosen = coarse_indices(shape, GUIDED_BASE)
-        for name in deciding:
-            values, scale = self.guide.columns[name], self._scale(name)
+        guides = {name: self.guide.columns[name] for name in deciding}
+        extremes = [index for values in guides.values() for index in (values.argmin(), values.argmax())]
+        first = chosen = np.union1d(coarse_indices(shape, GUIDED_BASE), extremes)
+        self.compute(first)
+        for name, values in guides.items():
+            known = self._columns[name][first] if values.min() > 0 else values
+            scale = ErrorScale.of(known[np.isfinite(known)], self._tolerance)
+            self._followed_log[name] = scale.log
             targets = [(scale(values), np.ones(len(values)))]  # with the weights of their errors
             if scale.log:  # by errors of the values, which are larger in the logarithm where these are small
                 targets.append((values, 1 / (scale.limit * values)))
-            chosen = np.union1d(chosen, [values.argmin(), values.argmax()])
             counts = GUIDED_COUNTS[self.at.shape[1]]
             choices = [
                 follow(self.at, target, weights, kernel, chosen, FOLLOW_ERROR, *counts)
@@ -334,13 +342,14 @@ def interpolate(
         seed: the seed of the draw of check points.
         part: the columns for a part of the samples. They are computed first, and guide the choice of points.
     """
-    guide = None
+    guide, with_part = None, False
     if part is not None:
         coarse = coarse_indices(shape, GUIDED_BASE)  # these points are computed with or without a guide
         compute(coarse)
-        if _finite(columns, deciding)[coarse].all():
-            guide = _guide_from(shape, part, tolerance, deciding, seed)
-    outcome = _refine(shape, Evaluations(columns, done, compute), tolerance, deciding, seed, guide)
+        with_part = bool(_finite(columns, deciding)[coarse].all())
+        guide = _guide_from(shape, part, tolerance, deciding, seed) if with_part else None
+    whole = Evaluations(columns, done, compute)
+    outcome = _refine(shape, whole, tolerance, deciding, seed, with_part, guide)
     if outcome is None:
         compute(np.arange(len(done)))
         no_errors = dict.fromkeys(columns, 0.0)
@@ -352,7 +361,7 @@ def _guide_from(
     shape: Sequence[int], part: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int
 ) -> _Guide | None:
     """Return a part's values at all points as a guide; None if they cannot be interpolated."""
-    outcome = _refine(shape, part, tolerance, deciding, seed, of_part=True)
+    outcome = _refine(shape, part, tolerance, deciding, seed, with_part=True, of_part=True)
     if outcome is None:
         return None
     accurate = [name for name, stated in outcome.stated.items() if name in deciding or stated <= 1.0]
@@ -382,8 +391,13 @@ class _Round:
     min_growth: float
     min_stated: float
 
+    @property
+    def probe(self) -> int:
+        """The number of checks that are computed first; the others are only if these are within the limit."""
+        return self.checks // (2 if self.margin is None else 3)
+
     @classmethod
-    def after(cls, estimates: int, grid: _Grid, few: bool, of_part: bool) -> _Round:
+    def after(cls, estimates: int, grid: _Grid, few: bool, of_part: bool, given_up: bool) -> _Round:
         """Return the round after a number of ``estimates``, with ``few`` checks if a smooth part guides."""
         dimension = grid.at.shape[1]
         checks = CHECKS[dimension]
@@ -391,6 +405,8 @@ class _Round:
             count = FEW_CHECKS[dimension]
             return cls(count, 1.0, None, count // 2, 0.0, 1.0)
         growth = GROWTH if estimates else 0.0  # after the first round a few points are often enough
+        if given_up:
+            checks, growth = int(GIVEN_UP * checks), GIVEN_UP * growth
         new = checks if estimates else checks // 3
         if grid.guide is not None:
             limit = GUIDED_LIMITS[1] if estimates else GUIDED_LIMITS[0]
@@ -404,7 +420,7 @@ class _Round:
 
 def _refine(
     shape: Sequence[int], evaluations: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int,
-    guide: _Guide | None = None, of_part: bool = False,
+    with_part: bool = False, guide: _Guide | None = None, of_part: bool = False,
 ) -> Outcome | None:  # fmt: skip
     """Compute points in rounds until the others can be interpolated, and interpolate these.
 
@@ -425,18 +441,28 @@ def _refine(
     max_share = PART_MAX_SHARE if of_part else MAX_SHARE
     # The largest error in units of the tolerance, estimated in each round with many check points.
     estimates: list[float] = []
-    for round_index in itertools.count():
+    failures, probed = 0, False
+    given_up = with_part and not of_part and guide is None
+    while True:
         grid.compute(next_points)
         if of_part and not _finite(evaluations.columns, deciding)[grid.exact].all():
             return None
         if not grid.fit_and_compute_border(deciding):
             return None
-        few_checks = smooth and round_index < FEW_ROUNDS and grid.has_scale_of_guide(deciding)
-        this_round = _Round.after(len(estimates), grid, few_checks, of_part)
-        if grid.exact.sum() + this_round.checks > max_share * len(evaluations.done):
+        # Where a part is known, checks come in two steps, so that a round that fails costs few of them.
+        few_checks = smooth and failures < FEW_ROUNDS and grid.has_scale_of_guide(deciding)
+        this_round = _Round.after(len(estimates), grid, few_checks, of_part, given_up)
+        probing = with_part and not probed
+        remaining = this_round.checks - (this_round.probe if probed else 0)
+        if grid.exact.sum() + remaining > max_share * len(evaluations.done):
             return None
-        outcome, expected_errors = _measure_errors(grid, this_round.checks, deciding, rng, this_round.margin)
+        checks = this_round.probe if probing else remaining
+        outcome, expected_errors = _measure_errors(grid, checks, deciding, rng, this_round.margin, probing)
         estimate = max(outcome.stated[name] for name in deciding)
+        probed = probing and estimate <= this_round.error_limit
+        if probed:
+            next_points = np.zeros(0, int)
+            continue
         if estimate <= this_round.error_limit:
             scales = {name: fit.scale for name, fit in grid.fits.items()}
             if not grid.fit_and_compute_border(deciding):  # a new fit: the check points are exact now
@@ -449,10 +475,11 @@ def _refine(
             if grid.exact[next_points].all():
                 return None
             continue
+        failures += 1
         if not few_checks:
             estimates.append(estimate)
-        falls_slowly = len(estimates) > 3 and estimate > estimates[-3] / 3
-        if of_part and estimate > HOPELESS and falls_slowly:
+        falls_slowly = len(estimates) > 2 and estimate > estimates[-3] / 3
+        if of_part and HOPELESS < estimate < math.inf and falls_slowly:
             return None
         count = max(this_round.min_new, int(this_round.min_growth * grid.exact.sum()))
         next_points = grid.largest_expected(expected_errors, threshold=0.5, count=count)
@@ -481,6 +508,7 @@ def _on_final_scales(
 
 def _measure_errors(
     grid: _Grid, count: int, deciding: Sequence[str], rng: np.random.Generator, margin: float | None,
+    probing: bool,
 ) -> tuple[Outcome, Array]:  # fmt: skip
     """Draw ``count`` check points from the open points, compute them, and compare the predictions with them.
 
@@ -496,7 +524,7 @@ def _measure_errors(
     expected = grid.expected()  # up to a factor
     predicted = {name: fit.quantity(grid.open) for name, fit in grid.fits.items()}
     weights = [grid.fits[name].in_tolerances(predicted[name], expected[name]) for name in deciding]
-    positions = _check_points(rng, grid, np.max(weights, axis=0), count)  # in grid.open
+    positions = _check_points(rng, grid, np.max(weights, axis=0), count, probing)  # in grid.open
     checks = grid.open[positions]
     predicted_at_checks = {name: quantity[positions] for name, quantity in predicted.items()}
     grid.compute(checks)
@@ -510,7 +538,7 @@ def _measure_errors(
             factor = (margin or MARGIN) * float(errors[finite].sum()) / total_expected
         scaled[name] = grid.fits[name].in_tolerances(predicted[name], factor * expected[name])
         scaled[name][positions] = 0.0  # the check points are exact now
-        largest_expected = float(scaled[name].max()) if margin else 0.0
+        largest_expected = float(scaled[name].max()) if margin or name not in deciding else 0.0
         stated[name] = max(SAFETY * largest[name], largest_expected)
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
     all_expected = np.zeros(len(grid.at))
@@ -528,18 +556,23 @@ def _checks(shape: Sequence[int]) -> int:
     return CHECKS[sum(count > 1 for count in shape) or 1]
 
 
-def _check_points(rng: np.random.Generator, grid: _Grid, expected: Array, count: int) -> Array:
+def _check_points(rng: np.random.Generator, grid: _Grid, expected: Array, count: int, probing: bool) -> Array:
     """Return the positions in ``grid.open`` of ``count`` check points.
 
     A share COVERING is in the widest holes between exact points. The others are drawn with probabilities in
-    proportion to the ``expected`` errors (M,) at the open points.
+    proportion to the ``expected`` errors (M,) at the open points. With ``probing``, as many as possible are
+    those with the largest expected errors instead.
     """
     at = grid.at[grid.open]
+    everywhere = np.zeros(len(grid.at))
+    everywhere[grid.open] = expected
+    largest = grid.largest_expected(everywhere, threshold=0.0, count=count if probing else 0)
+    chosen: list[int] = np.searchsorted(grid.open, largest).tolist()
     # Half a step around each point: the middle of a hole is often between points. (corners, M, d)
     around = at + 0.5 * grid.step * np.array(list(itertools.product((-1, 1), repeat=at.shape[1])))[:, None]
-    distance = scipy.spatial.cKDTree(grid.at[grid.exact]).query(around)[0]
-    chosen: list[int] = []
-    for _ in range(int(COVERING * count)):
+    distance = scipy.spatial.cKDTree(np.concatenate([grid.at[grid.exact], at[chosen]])).query(around)[0]
+    distance[:, chosen] = 0.0
+    for _ in range(count - len(chosen) if probing else int(COVERING * count)):
         widths = distance.max(0) * rng.uniform(1 - JITTER, 1, len(at))
         chosen.append(int(widths.argmax()))
         distance = np.minimum(distance, np.linalg.norm(around - at[chosen[-1]], axis=-1))
