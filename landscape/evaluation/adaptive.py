@@ -62,7 +62,7 @@ DIAGONALS = tuple(itertools.product((1, -1), repeat=2))
 # With a part of the samples: the points along an axis that are computed with all samples in any case; the
 # error, in units of the tolerance, with which a function through the points for all samples follows those
 # of the part; the minimum, usual and maximum number of these points, by dimension.
-GUIDED_BASE, FOLLOW_ERROR, GUIDED_COUNTS = 4, 0.5, {1: (8, 16, 40), 2: (16, 32, 160)}
+GUIDED_BASE, FOLLOW_ERROR, GUIDED_COUNTS = 5, 0.5, {1: (8, 16, 40), 2: (16, 32, 160)}
 # A part is smooth if it needs at most SMOOTH times the minimum number of points, and if a function through
 # FEW_POINTS follows it: the first FEW_ROUNDS then estimate the largest error from FEW_CHECKS alone.
 SMOOTH, FEW_POINTS, FEW_CHECKS, FEW_ROUNDS = 2.0, 64, {1: 6, 2: 14}, 5
