@@ -65,7 +65,7 @@ DIAGONALS = tuple(itertools.product((1, -1), repeat=2))
 GUIDED_BASE, FOLLOW_ERROR, GUIDED_COUNTS = 5, 0.5, {1: (8, 16, 40), 2: (16, 32, 160)}
 # A part is smooth if it needs at most SMOOTH times the minimum number of points, and if a function through
 # FEW_POINTS follows it: the first FEW_ROUNDS then estimate the largest error from FEW_CHECKS alone.
-SMOOTH, FEW_POINTS, FEW_CHECKS, FEW_ROUNDS = 2.0, 64, {1: 6, 2: 14}, 5
+SMOOTH, FEW_POINTS, FEW_CHECKS, FEW_ROUNDS = 2.0, 64, {1: 6, 2: 12}, 5
 PART_MAX_SHARE = 0.5  # the share of points from which on a part is too rough to be a guide
 # The estimated error in tolerances above which a part is given up, too, if the error fell by less than a
 # factor of 3 in the last two rounds.
