@@ -101,7 +101,7 @@ def test_an_error_of_the_logarithm_is_shown_as_one_of_the_value() -> None:
     fitted, errors = np.log(values), np.full(21, 0.1)
     np.testing.assert_allclose(fit.quantity(np.arange(21)), fitted, atol=1e-9)
     np.testing.assert_allclose(
-        fit.in_tolerances(fitted, errors), values * np.expm1(errors) / 0.01, rtol=1e-12
+        fit.in_tolerance_units(fitted, errors), values * np.expm1(errors) / 0.01, rtol=1e-12
     )
 
 

@@ -35,7 +35,7 @@ from landscape.cli.options import command as as_command
 from landscape.cli.options import group, options_of, sentences
 from landscape.core import progress, registry
 from landscape.core.options import fit
-from landscape.core.progress import taken
+from landscape.core.progress import reporter
 from landscape.results.noise import LabelCounts
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -338,14 +338,14 @@ def test_a_bar_inside_another_shows_under_it(monkeypatch: pytest.MonkeyPatch) ->
 
 @progress.shows_progress("a smaller n=")
 def counted(n: int, progress: progress.ProgressOption = None) -> int:
-    taken(progress)(0.25)
-    taken(progress)(0.5)
+    reporter(progress)(0.25)
+    reporter(progress)(0.5)
     return inner() + n
 
 
 @progress.shows_progress()
 def inner(progress: progress.ProgressOption = None) -> int:
-    taken(progress)(0.25)
+    reporter(progress)(0.25)
     return 1
 
 

@@ -19,7 +19,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import Count, Natural, Positive, Seed, Several, Within
-from landscape.core.progress import Progress, ProgressOption, portion, taken
+from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.curvature.differences import ShardedRanks
 from landscape.curvature.double_backward import LOW, in_full_precision
 from landscape.curvature.eigenvalues import fast_hessian
@@ -145,7 +145,7 @@ def connect(
     ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
     networks = [network_of(problem, end, name) for name, end in ends.items()]
     a, b = (at_least_float32(network.theta) for network in networks)
-    report = taken(progress)
+    report = reporter(progress)
     recalibrated = problem.with_batchnorm("recalibrate", bn_samples)
     aligned_b, symmetry = aligned(problem, a, b, align, seed)
     report(0.1)
@@ -350,7 +350,7 @@ def average(
     exact_fields: dict[str, Any] = _exact_fields(
         loss_problem, averages, members, indices, low_types, to_products, rank
     )
-    taken(progress)(1.0)
+    reporter(progress)(1.0)
     space = "products" if to_products else "weights"
     if not factors and pairs_of(given_problem.layout, PEFT):
         space = "factors"

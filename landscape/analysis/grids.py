@@ -22,7 +22,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import Count, GridSize, Several, Span, UpToOne, fit
-from landscape.core.progress import Progress, ProgressOption, portion, taken
+from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import Derivatives, HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, ranks_of, start_vector
@@ -172,7 +172,7 @@ def contour(
     def current_surface() -> Surface:
         return Surface(span=span, autocast_error=autocast_error, **result_grid.fields(), **fields, **about)
 
-    dispatch = _dispatch(execution, save, current_surface, progress=taken(progress), least=evaluate.block)
+    dispatch = _dispatch(execution, save, current_surface, progress=reporter(progress), least=evaluate.block)
     evaluate_part = _part_evaluator(problem, result_grid, plane.center, plane.directions, evaluate)
     other_columns = [name for name in result_grid.columns if name != "loss"]
     fields |= result_grid.complete(evaluate, dispatch, ("loss",), other_columns, plane.seed, evaluate_part)
@@ -410,7 +410,7 @@ def line(
     directions = torch.stack((direction, torch.zeros_like(direction)))
     evaluate = evaluator(problem, start, directions, result_grid.min_points, method=method)
     evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)
-    dispatch = Dispatch(progress=taken(progress))
+    dispatch = Dispatch(progress=reporter(progress))
     other_columns = [name for name in result_grid.columns if name != "loss"]
     errors = result_grid.complete(evaluate, dispatch, ("loss",), other_columns, part=evaluate_part)
     confirm(evaluate, start, directions, result_grid.points, result_grid.exact("loss"))
@@ -532,7 +532,7 @@ def hessian_grid(
         return HessianGrid(span=span, **result_grid.fields(), **fields, **about)
 
     block = points_at_once(problem, options)
-    dispatch = _dispatch(execution, save, current_grid, progress=taken(progress), block=block)
+    dispatch = _dispatch(execution, save, current_grid, progress=reporter(progress), block=block)
     evaluate = _eigenvalue_evaluator(problem, plane, target, options, search, block)
     fields |= result_grid.complete(evaluate, dispatch, VALUES, (), plane.seed)
     return _write_finished(current_grid(), into)

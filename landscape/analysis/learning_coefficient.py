@@ -16,7 +16,7 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import Count, Positive, Seed, Several, Within, fit
-from landscape.core.progress import ProgressOption, taken
+from landscape.core.progress import ProgressOption, reporter
 from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -147,7 +147,8 @@ TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
 
 @analysis(
-    # Weights, gradients, distances, drifts, noise and products of the chains.
+    # Vectors: 2, and at most 7 of each chain, with its weights, gradient, displacement, drift and noise.
+    # Activations: twice those of a chunk for each chain.
     lambda problem, chains, **_: needs.need(problem, 7 * chains + 2, 2 * chains),
     shorter="a larger relative_error= or a smaller max_steps=",
     group="Measure curvature",
@@ -176,17 +177,18 @@ def learning_coefficient(
     nats. At a minimum of L, λ is P/2 for a regular model with P parameters, and smaller for a singular model.
 
     The first half of each chain is discarded. The length of the chains is doubled until the chains have mixed
-    and the error is small enough. BatchNorm uses each minibatch's statistics. The heating, a rise of the loss
-    by step size and minibatches, is subtracted (our choice).
+    and the error is small enough. BatchNorm uses each minibatch's statistics. The step size and the noise of
+    minibatches raise the mean loss. An estimate of this rise, the heating, is subtracted (our choice).
 
     Args:
-        problem: the loss on the training set, at the minimum w*; or a run, at w_a. For regression, the loss
-            is half the squared error, divided by the error's variance.
+        problem: the loss on the training set, at the minimum w*; or a run, whose w_a (the mean of the
+            learners' weights) is w*. For regression, the loss is half the squared error, divided by the
+            error's variance.
         batch: the number of samples in a minibatch, drawn with replacement; larger minibatches heat less.
         localization: γ, the attraction to w*; values of λ̂ are comparable only at equal γ and n.
         step_size: ε of the chains; default: 0.5/(nβλ_max + γ), or less if this heats too much.
         nbeta: the number of samples times the inverse temperature, nβ; default: n/log n (Watanabe 2013). If L
-            is a mean over tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
+            is a mean over tokens, n counts the sequences; if the m tokens are to count, give nbeta=m/log m.
         chains: the number of independent chains, at least 2.
         relative_error: chains are extended until the standard error is at most this share of the value.
         max_rhat: the largest R̂ at which chains count as mixed.
@@ -197,10 +199,12 @@ def learning_coefficient(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        ``value`` and ``standard_error``, the chains' rises (chains, draws), R̂, and the effective sample size.
+        The result: ``value``, its ``standard_error``, ``rise`` (chains, draws), the values of nβ (L(w) −
+        L(w*)) with heating, R̂ (``r_hat``), and the effective sample size ``ess``.
 
     Raises:
-        InputError: a number that is not allowed, data without numbered samples, or a penalty.
+        InputError: a number that is not allowed, batches that have another number of samples in each pass, or
+            a penalty.
         OperationError: ArviZ is missing, or the chains give no estimate; the message says what to change.
 
     Example:
@@ -229,7 +233,7 @@ def learning_coefficient(
         lambda_max = float(top_eigenvalues(problem, seed=seed).values[0])
         first_step_size = FIRST_STEP / (nbeta * max(lambda_max, 0.0) + localization)
 
-    report = taken(progress)
+    report = reporter(progress)
 
     def extend(chain_stack: Langevin, steps: int) -> None:
         """Make ``steps`` more steps, or fewer if losses are not finite."""
@@ -270,7 +274,7 @@ def learning_coefficient(
         step_size=chain_stack.step_size,
         steps=chain_stack.steps,
         batch=batch,
-        burn_in=summary.draws.shape[2] // 2,
+        burn_in=rise.shape[1] // 2,  # the first half of the draws is discarded
         loss=problem.loss(),
         weights_norm2=float(double(problem.weights).square().sum()),
         lambda_max=lambda_max,

@@ -18,7 +18,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import Count, Positive, Seed, Several
-from landscape.core.progress import Progress, ProgressOption, portion, taken
+from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, Preconditioner, as_preconditioner, exact_only
 from landscape.curvature.operators import Products, row_products
@@ -123,7 +123,7 @@ def noise(
     gradient = double(finite_gradient(*problem.loss_and_gradient(mean)))
     delta_terms = _delta_terms(problem, weights, mean, gradient)
     generator = torch.Generator().manual_seed(seed)
-    report = taken(progress)
+    report = reporter(progress)
     rows = []
     for draw in range(draws):
         rows.append(delta_terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))

@@ -17,7 +17,7 @@ from landscape.core.devices import double, generator, normal, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import Count, Natural, NonNegative, Positive, Seed, Several, UpToOne
-from landscape.core.progress import Progress, ProgressOption, portion, taken
+from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.eigenvalues import Matrix, top_eigenvalues
 from landscape.curvature.hessian import Derivatives, HessianOptions, Part, gradient_curvature
@@ -216,7 +216,7 @@ def sharpness(
     center_loss = problem.loss() if not worst and m is None else None
 
     ascents: list[Ascent] = []
-    report = taken(progress)
+    report = reporter(progress)
     for minibatch in _minibatches(problem, m, seed):
         count = starts if worst else 1
         directions = [problem.along_weights(normal(len(theta), rng).to(theta)) for _ in range(count)]
@@ -468,7 +468,7 @@ def batch_spectrum(
         >>> round(result.value, 3), result.whole.round(3).tolist()
         (8.0, [4.0, 4.0])
     """
-    problem, progress = problem_of(problem), taken(progress)
+    problem, progress = problem_of(problem), reporter(progress)
     minibatches = Minibatches(problem, required_batch(batch), stream(seed, 0))
     options = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives}
     whole = Matrix.of(minibatches.full_batches, seed, about, **options, max_memory=max_memory)

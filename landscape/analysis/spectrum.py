@@ -18,7 +18,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import Count, Positive, Seed, Several, UpToOne, Within
-from landscape.core.progress import Progress, ProgressOption, portion, taken
+from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import trace as traces
 from landscape.curvature.double_backward import in_full_precision
@@ -465,7 +465,7 @@ def loss_change(
     loss_after = problem.loss(after)
     if math.isnan(loss_after):
         raise OperationError("after: the loss there is NaN; take a shorter step")
-    report = taken(progress)
+    report = reporter(progress)
 
     def products_with_step(vector: Tensor) -> Array:
         """Return ⟨vector_a, d_a⟩ for each group a."""

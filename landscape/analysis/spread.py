@@ -25,7 +25,7 @@ from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
 from landscape.core.options import Count, Seed, Several, UpToOne, fit
-from landscape.core.progress import Progress, ProgressOption, portion, taken
+from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import Derivatives, HessianOperator, HessianOptions, exact_only
@@ -113,7 +113,7 @@ def disagreement(
     """
     problem = problem_of(problem)
     weights = placed(problem, weights, smallest=2)
-    report = taken(progress)
+    report = reporter(progress)
     spread = Spread(weights)
     mean, consensus = spread.mean, spread.consensus
     if not 0 < consensus < math.inf:

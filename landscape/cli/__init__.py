@@ -131,10 +131,12 @@ def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
             if args[0] in ("recipes", "train", "sweep") and not is_pattern:
                 from landscape.training import recipes
 
-                # Both raise an error for a recipe that does not exist.
+                # The first knows the paper's recipes, and returns None for other words. Such a word must name
+                # a file or a built-in recipe, or else the second raises an error.
                 if not recipes.paper_recipe_values(word, {}):
                     recipes.file_values(word)
-            if args[0] == "figures" and registry.figures.untouched:  # else a plugin has added figures
+            # ``completion`` lacks the figures that a plugin has added.
+            if args[0] == "figures" and registry.figures.untouched:
                 choose("NAME", word, completion)
     return values
 

@@ -30,7 +30,8 @@ class Analysis:
         function: the public function.
         group: the group of its command in ``landscape --help``; "" for a function without a command.
         options: settings of click for the command's parameters; see :func:`analysis`.
-        variant: the parameter whose value is part of the name of the command's file; "" for none.
+        variant: the parameter whose value is part of the name of the file to which the command writes; ""
+            for none.
         of_run: whether the function receives a run itself, and not the run's problem.
         need: a function of a call's arguments that returns the call's need of memory (None if it has no
             forecast) and its arguments by name. None for a function without a forecast.
@@ -67,14 +68,15 @@ def analysis(
 
     Args:
         need: takes the arguments of a call by name, and returns its :class:`Need`.
-        shorter: names the arguments that make a call shorter, for the message of a long call.
+        shorter: words for what makes a call faster, such as "a smaller k= or a part of the data". A message
+            shows them during a long call.
         of_the_run: parameters whose default is the run's attribute of the same name; None for a function
             that receives the run itself.
         version: the version for :func:`landscape.core.registry.numerics`; 0 for none.
         group: the group of the function's command in ``landscape --help``; "" for no command.
-        options: parameter -> further settings of its option in click; None for no option. The setting
-            ``each`` has example values; the command then accepts several values, and computes once for each.
-        variant: the parameter whose value is part of the name of the command's file.
+        options: parameter -> further settings of its option in click; None for no option. With the setting
+            ``each`` true, the command accepts several values of the parameter, and computes once for each.
+        variant: the parameter whose value is part of the name of the file to which the command writes.
 
     Returns:
         The decorator, which keeps the function's signature and docstring.
@@ -94,7 +96,8 @@ def analysis(
 
         def bind(args: Any, kwargs: Any, *unchecked: str) -> BoundArguments:
             """Return the call with checked arguments and defaults; a run is replaced by its problem."""
-            # Ranks that make different calls would wait for each other forever: their problem compares calls.
+            # Ranks that make different calls would wait for each other forever. So the method ``agree`` of a
+            # problem on several ranks compares their calls, also one that fails on this rank.
             first_argument = kwargs.get(first_name, next(iter(args), None))
             compare_ranks = getattr(first_argument, "agree", lambda *call: None)
             try:
@@ -103,8 +106,8 @@ def analysis(
                 compare_ranks(f"{name}() {error}", {})
                 raise TypeError(f"{name}() {error}") from None
             arguments = call.arguments
-            with_origin = arguments | arguments.get("about", {})
-            compared = {key: with_origin[key] for key in with_origin if key not in ("progress", "about")}
+            flat = arguments | arguments.get("about", {})  # the keys of **about are arguments, too
+            compared = {key: flat[key] for key in flat if key not in ("progress", "about")}
             compare_ranks(name, compared)
             # The function itself checks its first argument.
             check_arguments(function, arguments, first_name, *unchecked)
@@ -130,10 +133,12 @@ def analysis(
         def need_of(arguments: Mapping[str, Any]) -> Need | None:
             """Return the memory that a call with these arguments needs; None if there is no forecast."""
             problem = arguments[first_name]
+            # There is no forecast of a function without a need, on several ranks, or for an object that is no
+            # Problem, which the function itself refuses.
             if need is None or not hasattr(type(problem), "chunk_bytes"):
                 if hasattr(problem, "ranks") and arguments.get("max_memory") is not None:
                     raise InputError("max_memory: not allowed for a problem on several ranks (no forecast)")
-                return None  # if this is no problem, the function itself refuses it
+                return None
             return need(**arguments)
 
         @functools.wraps(function)

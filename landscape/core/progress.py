@@ -235,11 +235,11 @@ def portion(progress: ProgressOption, first: float, last: float) -> Progress:
         >>> portion(print, 0.5, 1.0)(0.5)
         0.75
     """
-    report = taken(progress)
+    report = reporter(progress)
     return lambda share: report(first + share * (last - first))
 
 
-def taken(progress: ProgressOption) -> Progress:
+def reporter(progress: ProgressOption) -> Progress:
     """Return ``progress`` if it is a function, else a function that does nothing."""
     return progress if callable(progress) else no_progress
 

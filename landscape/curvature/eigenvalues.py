@@ -17,7 +17,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
 from landscape.core.options import Count, Seed, UpToOne, positive
-from landscape.core.progress import ProgressOption, taken
+from landscape.core.progress import ProgressOption, reporter
 from landscape.curvature import hessian, peers
 from landscape.curvature.chain_hessian import ChainHessian, agrees
 from landscape.curvature.differences import ShardedHessian
@@ -432,7 +432,7 @@ def extreme_eigenvalues(
     """
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     operand = Matrix.of(problem, seed, about, **options, search=search, max_memory=max_memory)
-    target = SearchOptions(1, 1, residual_tol, max_products, taken(progress))  # one eigenvalue at each end
+    target = SearchOptions(1, 1, residual_tol, max_products, reporter(progress))  # one eigenvalue at each end
     return ExtremeEigenvalues(**operand.search(operand.start(), target, search))
 
 
@@ -501,7 +501,7 @@ def top_eigenvalues(
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     options |= {"search": search, "max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **options)
-    target = SearchOptions(0, k, residual_tol, max_products, taken(progress))  # no smallest, k largest
+    target = SearchOptions(0, k, residual_tol, max_products, reporter(progress))  # no smallest, k largest
     start = operand.start()
     if initial is not None:
         vector = torch.as_tensor(initial)

@@ -206,20 +206,21 @@ class HessianOperator(SymmetricOperator):
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
-        self.fast: Products | None = None  # a function that computes the products in place of graphs
+        self.fast: Products | None = None  # if set, computes the products without the chunks' graphs
         self.root: Tensor | None = None  # if set, the matrix is diag(root) H diag(root)
         # problem.checked has this key if exact products of this part have failed before.
         failure_key = (UNLIKE, *(slot.name for slot in self.slots))
-        only_exact = matrix != "hessian" or derivatives == "exact"
-        only_differences = derivatives == "differences" or failure_key in problem.checked
-        if only_exact or not only_differences:
+        must_be_exact = matrix != "hessian" or derivatives == "exact"
+        may_be_exact = derivatives != "differences" and failure_key not in problem.checked
+        if must_be_exact or may_be_exact:
             try:
                 self._set_exact(problem, weights)
                 return
             except double_backward.NoSecondDerivative as error:
-                if only_exact:
+                if must_be_exact:
                     raise
-                # For a model that is known to lack second derivatives, the caller has counted these bytes.
+                # The caller's need has the bytes for differences only if the model was known to lack second
+                # derivatives; otherwise they are checked here.
                 if not lacks_second(problem):
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[failure_key] = True

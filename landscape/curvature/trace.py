@@ -14,7 +14,7 @@ from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import Count, Seed, Within
-from landscape.core.progress import Progress, ProgressOption, no_progress, taken
+from landscape.core.progress import Progress, ProgressOption, no_progress, reporter
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix
@@ -136,7 +136,7 @@ def density(
     """
     options = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     operand = Matrix.of(problem, seed, about, **options, max_memory=max_memory)
-    return density_of(operand, draws, steps, taken(progress))
+    return density_of(operand, draws, steps, reporter(progress))
 
 
 def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
@@ -332,7 +332,7 @@ def trace(
     """
     options = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     operand = Matrix.of(problem, seed, about, **options, engine=engine, max_memory=max_memory)
-    return trace_of(operand, products, taken(progress))
+    return trace_of(operand, products, reporter(progress))
 
 
 def trace_of(operand: Matrix, products: int, progress: Progress | None) -> Trace:

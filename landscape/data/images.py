@@ -263,8 +263,8 @@ def image_folder(
             all must have the same size. Unit: pixels. Source: ours.
         border: The share of an image that is cut off at each side before scaling; 0.0625 is ImageNet's
             usual 224 of 256. Source: ours.
-        normalize: Normalize each channel by its mean and standard deviation over the training set; for a
-            stream, over ImageNet, because those of its images are not computed. Source: usual for images.
+        normalize: Normalize each channel by its mean and standard deviation over the training set. A stream
+            uses ImageNet's: its own would need a pass over all images. Source: usual for images.
         stream: Decode an image each time it is used, and hold none in memory; otherwise each is decoded once
             and kept (see :mod:`landscape.data.base`). Source: ours.
         workers: Processes that decode a stream; 0: this process decodes it. Source: ours.

@@ -513,37 +513,36 @@ def _measure_errors(
     """Draw ``count`` check points from the open points, compute them, and compare the predictions with them.
 
     The estimate of a column's largest error is SAFETY times the largest error at the check points. With a
-    ``margin``, the estimate is at least the largest expected error. Expected errors are known up to a factor,
-    which is margin · (mean measured error) / (mean expected error) at the check points. Without a ``margin``,
-    MARGIN takes its place in this factor.
+    ``margin``, it is at least the largest expected error. ``grid.expected()`` gives expected errors up to a
+    factor. Here the factor is set, to margin · (mean measured error) / (mean of ``grid.expected()``), both at
+    the check points. Without a ``margin``, only the factor remains, with MARGIN in place of the margin.
 
     Returns:
         The estimates, and the expected errors (K,) at all points, 0 at exact points; both in units of the
         tolerance.
     """
-    expected = grid.expected()  # up to a factor
+    expected = grid.expected()  # up to the factor
     predicted = {name: fit.quantity(grid.open) for name, fit in grid.fits.items()}
-    weights = [grid.fits[name].in_tolerances(predicted[name], expected[name]) for name in deciding]
+    weights = [grid.fits[name].in_tolerance_units(predicted[name], expected[name]) for name in deciding]
     positions = _check_points(rng, grid, np.max(weights, axis=0), count, probing)  # in grid.open
     checks = grid.open[positions]
     predicted_at_checks = {name: quantity[positions] for name, quantity in predicted.items()}
     grid.compute(checks)
-    stated, largest, scaled = {}, {}, {}
-    for name, (errors, in_tolerances) in grid.errors(predicted_at_checks, checks, deciding).items():
-        largest[name] = float(in_tolerances.max())
+    estimates, largest_errors, scaled_expected = {}, {}, {}
+    for name, (errors, in_tolerance_units) in grid.errors(predicted_at_checks, checks, deciding).items():
+        largest_errors[name] = float(in_tolerance_units.max())
         finite = np.isfinite(errors)
         total_expected = float(expected[name][positions][finite].sum())
-        factor = 0.0
-        if total_expected:
-            factor = (margin or MARGIN) * float(errors[finite].sum()) / total_expected
-        scaled[name] = grid.fits[name].in_tolerances(predicted[name], factor * expected[name])
-        scaled[name][positions] = 0.0  # the check points are exact now
-        largest_expected = float(scaled[name].max()) if margin or name not in deciding else 0.0
-        stated[name] = max(SAFETY * largest[name], largest_expected)
+        total = float(errors[finite].sum())
+        factor = (margin or MARGIN) * total / total_expected if total_expected else 0.0
+        scaled_expected[name] = grid.fits[name].in_tolerance_units(predicted[name], factor * expected[name])
+        scaled_expected[name][positions] = 0.0  # the check points are exact now
+        largest_expected = float(scaled_expected[name].max()) if margin or name not in deciding else 0.0
+        estimates[name] = max(SAFETY * largest_errors[name], largest_expected)
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
     all_expected = np.zeros(len(grid.at))
-    all_expected[grid.open] = np.max([scaled[name] for name in deciding], axis=0)
-    return Outcome(stated, largest, count, log), all_expected
+    all_expected[grid.open] = np.max([scaled_expected[name] for name in deciding], axis=0)
+    return Outcome(estimates, largest_errors, count, log), all_expected
 
 
 def _finite(columns: Mapping[str, Array], deciding: Sequence[str]) -> Array:

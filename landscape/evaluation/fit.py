@@ -67,7 +67,7 @@ class Fit:
 
     Candidates are all kernels, for the values and, if all are positive, for their logarithms, each without
     and with the guide. Errors are errors of the fitted quantity, and change little from point to point;
-    ``in_tolerances`` converts errors to units of the tolerance.
+    ``in_tolerance_units`` converts errors to units of the tolerance.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Fit:
     def _usual_error(self, values: Array, function: _Function) -> float:
         """Return the 90% quantile of the leave-one-out errors of exact points, in units of the tolerance."""
         predicted = np.log(values) if function.log else values
-        errors = self._in_tolerances(predicted, np.abs(function.leave_one_out), function.log)
+        errors = self._in_tolerance_units(predicted, np.abs(function.leave_one_out), function.log)
         return float(np.sort(errors)[int(0.9 * len(errors))])
 
-    def _in_tolerances(self, predicted: Array, errors: Array, log: bool) -> Array:
+    def _in_tolerance_units(self, predicted: Array, errors: Array, log: bool) -> Array:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             if log == self.scale.log:
                 converted = errors
@@ -104,9 +104,9 @@ class Fit:
                 converted = np.where(errors > 0, errors / np.maximum(predicted, 0.0), 0.0)
         return np.minimum(np.nan_to_num(converted / self.scale.limit, nan=ERROR_CAP), ERROR_CAP)
 
-    def in_tolerances(self, predicted: Array, errors: Array) -> Array:
+    def in_tolerance_units(self, predicted: Array, errors: Array) -> Array:
         """Return ``errors`` of the fitted quantity where it is ``predicted``, in units of the tolerance."""
-        return self._in_tolerances(predicted, errors, self._function.log)
+        return self._in_tolerance_units(predicted, errors, self._function.log)
 
     def quantity(self, indices: Array) -> Array:
         """Return the fitted quantity at the points ``indices``: the values, or their logarithms."""
@@ -127,8 +127,8 @@ class Fit:
             if self._function.log:
                 true, predicted_values = np.log(values), np.exp(predicted)
             errors = np.abs(predicted - true)
-            in_tolerances = np.abs(self.scale(predicted_values) - self.scale(values))
-        return np.nan_to_num(errors, nan=math.inf), np.nan_to_num(in_tolerances, nan=math.inf)
+            in_tolerance_units = np.abs(self.scale(predicted_values) - self.scale(values))
+        return np.nan_to_num(errors, nan=math.inf), np.nan_to_num(in_tolerance_units, nan=math.inf)
 
     def expected(self, indices: Array, distance: Array, nearest: Array, spacing: Array) -> Array:
         """Return the expected errors at the points ``indices`` (M,), up to a common factor.

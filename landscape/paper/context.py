@@ -339,12 +339,13 @@ class Context:
         versions = [version_of(function) for function in by]
         self.versions |= {function.__name__: version_of(function) for function in by}
         inputs = {"of": [point.key for point in point_list], "numerics": versions, **settings}
-        key, store = digest(kind.schema, inputs), self._store(self.archives[1])
+        _, name_of_archive = self.archives  # the first archive has the runs
+        key, store = digest(kind.schema, inputs), self._store(name_of_archive)
         name, seconds_name = f"{key}.h5", f"{key}.seconds"
         self._requested |= {name, seconds_name}
         path, packed_content = store.folder / name, store.packed.get(name)
         if packed_content is not None and not path.exists():
-            store.add(name, packed_content)  # HDF5 reads only files
+            store.add(name, packed_content)  # as a file: HDF5 cannot read from the archive
         if path.exists():
             results = base.load_results(path)
         else:
@@ -358,7 +359,7 @@ class Context:
             base.save(results, path)
             store.add(seconds_name, f"{time.perf_counter() - start:.1f}\n".encode())
         self.seconds += float(store.read(seconds_name) or 0)
-        return [result for result in results if isinstance(result, kind)]
+        return [result for result in results if isinstance(result, kind)]  # all; the test is for mypy
 
     def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:
         """Compute the contour of the test loss around w_a; with ``samples`` 0, over all.

@@ -61,7 +61,7 @@ def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path
         OutOfTimeError: the budget is used up before the runs and analyses of the figure have ended.
         OperationError: a run or a file could not be made.
     """
-    from landscape.plots.style import style  # and matplotlib: only where something is drawn
+    from landscape.plots.style import style  # here, because it imports matplotlib, which only drawing needs
 
     all_records = [context.record(cell.recipe) for cell in context.cells]
     records = [record for record in all_records if record]
@@ -97,13 +97,14 @@ def write(
     Returns:
         The verdict in words, and the paths of the pictures.
     """
-    from landscape import plots  # and matplotlib: only where something is drawn
+    from landscape import plots  # here, because it imports matplotlib, which only drawing needs
 
     name, scale, csv_text = figure.name, context.scale, table(drawing.rows)
     judgment = verdict(name, scale, csv_text, drawing.remark)
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [line.partition(": ") for line in _result_lines(name, scale, judgment["effects"])]
-    titles = {suffix: title for suffix, _, title in lines if suffix.startswith("-")}
+    # A line "-PICTURE: TITLE" has the title of NAME-PICTURE.png.
+    result_lines = _result_lines(name, scale, judgment["effects"])
+    titles = dict(line.partition(": ")[::2] for line in result_lines if line.startswith("-"))
     texts = set_titles_and_captions(figure, context, drawing, judgment["finding"], titles)
     pictures = [folder / f"{name}{suffix}.png" for suffix in drawing.pictures]
     for path, picture in zip(pictures, drawing.pictures.values(), strict=True):

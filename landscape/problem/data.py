@@ -75,7 +75,7 @@ class Data:
         terms: the number of terms that all samples contribute to the mean of the loss.
         sample_terms: (N,) the terms of each sample; None if all have the same number.
         resident: (x, y) on the device; None if the data comes in batches.
-        own_batches: whether the user gave a torch Dataset, which has no batches of its own.
+        is_dataset: whether the user gave a torch Dataset, of which :func:`batched` makes batches.
         mixes: whether the loss is no mean over samples: it is the loss of all samples at once, or the mean of
             the losses of the batches.
         leaf_inputs: whether the inputs of a pass require gradients, as model or loss differentiate by them.
@@ -95,17 +95,17 @@ class Data:
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # the checksum of a pass over all batches
         self._sums: list[Tensor] = []  # the checksum of each batch
-        # The fingerprint; and by count, the indices for :meth:`pick_if_divisible`.
+        # Holds the fingerprint, and for each count (its key) the indices that pick_if_divisible() has chosen.
         self._cache: dict[Any, Any] = {}
-        # One term each, until weigh() sets another function.
+        # The number of terms of each sample: 1, until weigh() sets another function.
         self.terms_in: Any = lambda x, y: torch.ones(count_samples(x, y, alike=False))
-        self.own_batches = isinstance(data, Dataset)
+        self.is_dataset = isinstance(data, Dataset)
         data = batched(as_tensors(data))
         if is_resident(data):
             x, y = split(data, model_has_loss)
             remedy = "" if isinstance(x, Tensor) else "landscape.Problem(model, loss, [data])"
             self.samples = count_samples(x, y, alike=True, remedy=remedy)
-            self.leaf_inputs = _require_gradients(x)
+            self.leaf_inputs = _any_requires_gradients(x)
             device_bytes = 0
             for _, tensor in named_tensors((x, y)):
                 device_dtype = dtype if tensor.is_floating_point() else tensor.dtype
@@ -115,10 +115,9 @@ class Data:
             else:
                 self.batches = HostStream(x, y, self.samples)
         elif isinstance(data, Iterator) or not isinstance(data, Iterable):
-            raise InputError(
-                f"data: a {type(data).__name__} cannot be read, or only once; give (x, y) or batches",
-                remedy=LISTED if isinstance(data, Iterator) else "",
-            )
+            once = isinstance(data, Iterator)
+            reason, remedy = ("can be read only once", LISTED) if once else ("cannot be read", "")
+            raise InputError(f"data: a {type(data).__name__} {reason}; give (x, y) or batches", remedy=remedy)
         else:
             self.batches = data
             self.samples = data.samples if isinstance(data, Stream) else 0
@@ -180,7 +179,7 @@ class Data:
         first = _total([torch.zeros_like(second), self.checksum])
         largest = torch.maximum(first[1], second[1])
         if not bool(((first - second).abs() <= CHECKSUM_TOLERANCE * largest).all()):
-            batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self.own_batches else "data"
+            batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self.is_dataset else "data"
             why = _why_passes_differ(self.batches)
             raise InputError(
                 f"data: two passes over its batches differ: {why}, or a list, which holds one draw",
@@ -257,7 +256,7 @@ class Data:
             raise InputError("data: it holds no samples, at least one is needed")
         batches = itertools.chain([first], batches)
         x, y = next((batch for batch in batches if float(self.terms_in(*batch).sum()) > 0), first)
-        self.leaf_inputs |= _require_gradients(x)
+        self.leaf_inputs |= _any_requires_gradients(x)
         return self.place((x, y))
 
     def pick(self, x: Any, y: Any, count: int = PROBE) -> tuple[Any, Any]:
@@ -446,7 +445,7 @@ class Data:
         return str(self._cache["fingerprint"])
 
 
-def _require_gradients(x: Any) -> bool:
+def _any_requires_gradients(x: Any) -> bool:
     """Return whether any of the inputs requires gradients."""
     return any(tensor.requires_grad for _, tensor in named_tensors(x))
 

@@ -430,7 +430,7 @@ class _Decision:
             return False
         self.terms.by_batch = True
         refuse_nan(self.problem, self.terms, self.batches)
-        if self.data.own_batches:
+        if self.data.is_dataset:
             raise InputError(
                 "loss: it mixes the samples of a batch, and a Dataset has no batches; give a DataLoader",
                 remedy="landscape.Problem(model, loss, torch.utils.data.DataLoader(data, batch_size=64))",

@@ -551,7 +551,8 @@ class MeanLoss:
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
         weights = vector_of(weights, self.weights)
-        problem, is_recomputing = self.at(weights), recomputes(self.model)  # BatchNorm's statistics are fixed
+        problem = self.at(weights)  # with BatchNorm's statistics fixed at these weights
+        is_recomputing = recomputes(self.model)
         gradient = torch.empty_like(weights) if out is None else out
         context: Any = contextlib.nullcontext(self.layout.leaves(weights))
         if is_recomputing:  # the backward pass computes outputs again, with the module's own parameters
@@ -563,12 +564,12 @@ class MeanLoss:
                 with self.evaluating(seed):
                     outputs = own_outputs(problem, x) if is_recomputing else problem.call(parameters, x)
                     value = self.criterion(outputs, y) * (weight / self.samples)
-                parts = differentiate(value, list(parameters.values()))
-                for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
+                chunk_gradients = differentiate(value, list(parameters.values()))
+                for view, addend in zip(self.layout.views(gradient).values(), chunk_gradients, strict=True):
                     if i == 0:
-                        view.copy_(part)
+                        view.copy_(addend)
                     else:
-                        view.add_(part)
+                        view.add_(addend)
                 total += float(value.detach())
         if self.regularised:
             leaf = weights.detach().requires_grad_()

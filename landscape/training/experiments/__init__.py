@@ -19,7 +19,7 @@ from landscape.core.analysis import analysis
 from landscape.core.devices import Device, float64_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive, Seed, UpToOne, checked
-from landscape.core.progress import ProgressOption, taken
+from landscape.core.progress import ProgressOption, reporter
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import Preconditioner, as_preconditioner
@@ -127,7 +127,7 @@ def critical_batch(
     if steps[-1] < LEAST_STEPS:
         raise InputError("trained_samples", samples, allowed=f"at least {LEAST_STEPS * batches[-1]}")
     loss = np.empty((len(batches), seeds))
-    show_progress = taken(progress)
+    show_progress = reporter(progress)
     for done, (i, s) in enumerate(np.ndindex(loss.shape), 1):  # branch s with batches[i]
         branch = replace(recipe, batch=batches[i], lr=rates[i], steps=run.step + steps[i], seed=seed + s)
         loss[i, s], trainer = _train_branch(branch, run, device, data_dir)

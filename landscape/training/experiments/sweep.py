@@ -24,7 +24,7 @@ from landscape.core.devices import DeviceName
 from landscape.core.errors import InputError
 from landscape.core.files import Lock, make_folder
 from landscape.core.options import Count, Positive, Seed, Within, checked, toml_value
-from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
+from landscape.core.progress import Progress, ProgressOption, reporter, shows_progress
 from landscape.results.grids import COLUMNS, Sweep
 from landscape.results.grids import texts as as_texts
 from landscape.training.processes.children import TIMEOUT
@@ -338,7 +338,7 @@ def sweep(
     for setting in bases:  # bad values are reported before the folder is made
         recipe_of(setting, *example_changes)
     folder = Path(folder)
-    show_progress = taken(progress)
+    show_progress = reporter(progress)
     make_folder(folder)
     with Lock(folder) as lock:
         if share is None:  # calls with a share may work at the same time; each run has its own lock

@@ -25,7 +25,7 @@ from landscape.core.devices import DeviceName, pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock
 from landscape.core.options import Count, Natural, Positive, checked, parse_toml
-from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
+from landscape.core.progress import Progress, ProgressOption, reporter, shows_progress
 from landscape.data.base import fingerprint
 from landscape.training.algorithms.central import AsyncSGD
 from landscape.training.processes import children
@@ -475,7 +475,7 @@ def train(
     # A complete run needs no processes: launch() returns its last checkpoint.
     if (nproc != 1 or max_restarts) and (force or not is_complete(run_recipe, Path(folder))):
         return in_processes(run_recipe, Path(folder), nproc, max_restarts, timeout, **options)
-    show_progress = taken(progress)
+    show_progress = reporter(progress)
     hooks = Hooks(message=message or (lambda line: None))
     hooks.step = lambda done, total: show_progress(done / total)
     checkpoint = launch(run_recipe, folder, hooks=hooks, **options)

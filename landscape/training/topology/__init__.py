@@ -29,7 +29,7 @@ from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
 from landscape.core.options import Count, UpToOne, checked, ends_in, fit, type_hints
-from landscape.core.progress import ProgressOption, shows_progress, taken
+from landscape.core.progress import ProgressOption, reporter, shows_progress
 from landscape.limits import first_unstable
 
 # Row and column sums of a topology miss 1 by rounding only.
@@ -519,7 +519,7 @@ def topologies(
     properties: dict[str, Properties] = {}
     graphs: dict[str, list[Array]] = {}
     specs = default_mixings() if mixings is None else [*mixings]
-    show_progress = taken(progress)
+    show_progress = reporter(progress)
     for done, spec in enumerate(specs):
         show_progress(done / len(specs))
         try:
