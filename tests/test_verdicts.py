@@ -207,7 +207,7 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
     lines = pages.page(tmp_path).read_text(encoding="utf-8").splitlines()
     row = next(line for line in lines if line.startswith("| ") and "<br>[flatness](flatness.md) |" in line)
     result, detail = pages.result_of("flatness", "laptop", 4 * [{"answer": "as claimed"}])
-    assert f"| **Holds.** {result} | **2.83 (2.09 to 3.83)**: rise of the loss around SSGD" in row
+    assert f"| **Holds.** {result} | **2.83 (2.09 to 3.83)**: rise of the loss around w_a, SSGD" in row
     assert '<img src="flatness.png" width="160" alt="' in row
     own = (tmp_path / "flatness.md").read_text(encoding="utf-8")
     assert f"\n\n**Holds.** {detail}\n\n" in own

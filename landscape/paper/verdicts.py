@@ -46,7 +46,7 @@ class Effect:
 
     Attributes:
         where: the setting, such as "SENet-18, batch 8192".
-        what: the effect with its unit, such as "accuracy of DPSGD less SSGD (points)".
+        what: the effect with its unit, such as "accuracy of DPSGD − that of SSGD (points)".
         values: one for each seed; of numbers that no seed enters, any number of them.
         claimed: the sizes for which the claim holds, an open interval.
         exact: no seed and no estimate enters: the values themselves must lie in ``claimed``.

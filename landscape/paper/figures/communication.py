@@ -236,10 +236,10 @@ ACCURACY = "test_accuracy_percent"
 
 def _judge_local(rows: Rows) -> list[Effect]:
     what, (first, *longer) = "test accuracy (points)", settings(rows, "period")
-    where, ends = f"local SGD, H = {first:g} less H = {longer[-1]:g}", (first, longer[-1])
+    where, ends = f"local SGD, with H = {first:g} − with H = {longer[-1]:g}", (first, longer[-1])
     effects = [paired_effect(where, what, rows, ACCURACY, algorithm="local-sgd", period=ends)]
     for h in longer:
-        where, pair = f"slow momentum less none, H = {h:g}", ("slowmo", "local-sgd")
+        where, pair = f"with − without slow momentum, averages every {h:g} steps", ("slowmo", "local-sgd")
         effects.append(paired_effect(where, what, rows, ACCURACY, algorithm=pair, period=h))
     return effects
 

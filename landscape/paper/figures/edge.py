@@ -89,7 +89,7 @@ def _judge_edge(rows: Rows) -> list[Effect]:
     near_one: dict[str, Any] = {"times": True, "claimed": NEAR}
     for rate in settings(rows, "lr"):
         for pair in (("SSGD", "full AWC"), ("full AWC", "ring(1) AWC")):
-            where = f"α = {rate:g}, {pair[0]} less {pair[1]}"
+            where = f"α = {rate:g}, {pair[0]} − {pair[1]}"
             effects.append(paired_effect(where, what, rows, LEVEL, lr=rate, setting=pair))
         for mixing in MIXINGS:
             where, pair = f"α = {rate:g}, {mixing} ATC / SSGD", (f"{mixing} ATC", "SSGD")
@@ -156,15 +156,14 @@ def _judge_follows(rows: Rows) -> list[Effect]:
     """Judge SSGD against DPSGD ring(2) in AWC order by rate, and the correlation over all settings."""
     effects = []
     for rate in settings(rows, "lr"):
-        where = f"α = {rate:g}, SSGD and ring(2) AWC"
+        where = f"α = {rate:g}, SSGD {{}} ring(2) AWC"
         pair: dict[str, Any] = {"lr": rate, "setting": ("SSGD", "ring(2) AWC")}
-        what = "test error, the first less the second (points)"
-        effects.append(paired_effect(where, what, rows, ERROR, **pair))
-        what = "rise of the loss, the first / the second"
-        effects.append(paired_effect(where, what, rows, RISE, times=True, **pair))
+        effects.append(paired_effect(where.format("−"), "test error (points)", rows, ERROR, **pair))
+        what = "rise of the loss around w_a"
+        effects.append(paired_effect(where.format("/"), what, rows, RISE, times=True, **pair))
     correlations = tuple(_correlation(seed_rows) for _, seed_rows in rows.groupby("seed"))
-    what = "correlation of log λ_max with log rise"
-    return [*effects, Effect("all settings of a seed", what, correlations)]
+    what = "correlation of log λ_max with the log of the rise of the loss around w_a"
+    return [*effects, Effect("over all settings, by seed", what, correlations)]
 
 
 @figure("edge-follows", _judge_follows)
@@ -220,7 +219,7 @@ def _judge_lazy(rows: Rows) -> list[Effect]:
             fit = np.linalg.lstsq(columns, np.log(seed_rows[LEVEL].to_numpy()), rcond=None)[0]
             omega_powers.append(float(fit[1]))
             gap_powers.append(float(fit[2]))
-    where, what = "six mixings", "power of sharpness in"
+    where, what = "six mixing matrices", "sharpness as a product of powers: exponent of"
     effects = [
         Effect(where, f"{what} 1 + ω_min", tuple(omega_powers), (0.5, 1.5)),
         Effect(where, f"{what} the spectral gap", tuple(gap_powers), (-0.25, 0.25)),
@@ -469,13 +468,13 @@ def largest_log2_rates(rows: Rows) -> dict[str, Numbers]:
 
 def _judge_rates(rows: Rows) -> list[Effect]:
     """Judge by how many doublings of the rate DPSGD converges beyond SSGD, by task and form."""
-    effects, what = [], "doublings of the rate"
+    effects, what = [], "log₂ of the largest rate that converges"
     for task, task_rows in rows.groupby("task", sort=False):
         log2_rates = largest_log2_rates(task_rows)
         ssgd = log2_rates.pop("SSGD", None)
         if ssgd is not None:
             for name, dpsgd in log2_rates.items():
-                effects.append(effect_of(f"{task}: {name} beyond SSGD", what, dpsgd, ssgd))
+                effects.append(effect_of(f"{task}: {name} − SSGD", what, dpsgd, ssgd))
     return effects
 
 
@@ -556,7 +555,7 @@ def _best(rows: Rows, optimizer: str) -> list[Numbers]:
 
 
 def _advantage(rows: Rows, optimizer: str) -> Numbers:
-    """Return the test error of SSGD less that of DPSGD by seed, each at its best rate."""
+    """Return the test error of SSGD − that of DPSGD by seed, each at its best rate."""
     ssgd, dpsgd = _best(rows, optimizer)
     return ssgd.sub(dpsgd).dropna()
 
@@ -566,8 +565,8 @@ def _judge_lamb(rows: Rows) -> list[Effect]:
     advantages = [_advantage(rows, optimizer) for optimizer in ("SGD", "LAMB")]
     holds = Effect("", "", tuple(advantages[0])).holds
     reason = "" if holds else "with SGD there is no advantage that could vanish"
-    what = "test error of SSGD less DPSGD, with SGD less with LAMB (points)"
-    return [Effect("at each one's best rate", what, difference(*advantages), untested=reason)]
+    what = "advantage of DPSGD over SSGD in test error (points), with SGD − with LAMB"
+    return [Effect("each at its best rate", what, difference(*advantages), untested=reason)]
 
 
 @figure("lamb", _judge_lamb)
@@ -586,7 +585,7 @@ def _lamb(context: Context) -> Drawing:
     log_axis(ax.yaxis)
     picture.legend(loc="outside lower center", ncols=2)
     text = Effect("", "", tuple(_advantage(rows, "SGD"))).entry()["text"]
-    words = f"With SGD at the best rates, the error of SSGD less DPSGD's is {text} points (95% interval)."
+    words = f"With SGD at the best rates, the error of SSGD − that of DPSGD is {text} points (95% interval)."
     caption(picture, f"{_POINTS} {words}")
     compared = [
         Compared(f"test error (%) of {name}, {kind}, best rate", mean_and_spread(errors.tolist()))

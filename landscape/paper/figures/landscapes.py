@@ -114,11 +114,11 @@ def _judge_2a(rows: Rows) -> list[Effect]:
 
 
 def _judge_2b(rows: Rows) -> list[Effect]:
-    what, rise = "test error (points)", "median rise of the loss"
+    what, rise = "test error (points)", "median rise of the loss around w_a"
     return [
-        paired_effect("SSGD less DPSGD", what, rows, ERROR, algorithm=("SSGD", "DPSGD")),
-        paired_effect("SSGD* less SSGD", what, rows, ERROR, algorithm=("SSGD*", "SSGD")),
-        paired_effect("around SSGD / DPSGD", rise, rows, RISE, algorithm=("SSGD", "DPSGD"), times=True),
+        paired_effect("SSGD − DPSGD", what, rows, ERROR, algorithm=("SSGD", "DPSGD")),
+        paired_effect("SSGD* − SSGD", what, rows, ERROR, algorithm=("SSGD*", "SSGD")),
+        paired_effect("SSGD / DPSGD", rise, rows, RISE, algorithm=("SSGD", "DPSGD"), times=True),
     ]
 
 
@@ -149,11 +149,8 @@ _MEASURES: dict[str, dict[str, Any]] = {
 
 def _judge_flatness(rows: Rows) -> list[Effect]:
     """Judge the two rises by directions and point, those at the end first."""
-    what, pair = "rise of the loss around SSGD / DPSGD", ("SSGD", "DPSGD")
-    every = sorted(
-        settings(rows, "directions", "point"),
-        key=lambda directions_and_point: directions_and_point[1] != "end",
-    )
+    what, pair = "rise of the loss around w_a, SSGD / DPSGD", ("SSGD", "DPSGD")
+    every = sorted(settings(rows, "directions", "point"), key=lambda setting: setting[1] != "end")
     return [
         paired_effect(f"{how}, {at}", what, rows, RISE, directions=how, point=at, algorithm=pair, times=True)
         for how, at in every
@@ -278,7 +275,7 @@ def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]
     table = groups.agg(median=lambda v: float(np.median(v.astype(float))), points="size")
     table = table[table["points"] >= _CONVERGED * every.size().reindex(table.index)].reset_index()
     return [
-        paired_effect(f"{m}, {a}", what, table, "median", model=m, algorithm=("SSGD", a), times=True)
+        paired_effect(f"{m}, SSGD / {a}", what, table, "median", model=m, algorithm=("SSGD", a), times=True)
         for m, a in settings(rows, "model", "algorithm")
         if a != "SSGD"
     ]
@@ -333,7 +330,7 @@ def _grids(
 
 
 def _judge_3(rows: Rows) -> list[Effect]:
-    return _effects(rows, "median rise of the loss around SSGD / DPSGD", "rise_nat")
+    return _effects(rows, "median rise of the loss around w_a", "rise_nat")
 
 
 @figure("fig3", _judge_3)
@@ -349,7 +346,7 @@ def _fig3(context: Context) -> Drawing:
 
 def _judge_4(rows: Rows) -> list[Effect]:
     """Judge the ratios at the points where both eigenvalues converged."""
-    return _effects(rows, "median |λ_min|/|λ_max|, SSGD / DPSGD", "ratio", "converged")
+    return _effects(rows, "median |λ_min|/|λ_max|", "ratio", "converged")
 
 
 @figure("fig4", _judge_4)

@@ -48,7 +48,7 @@ MIB = 2.0**20
 # difference counts as none.
 MARGIN = {"test_accuracy": 1.0, "test_loss": 0.05}
 _WHAT = {"test_accuracy": "test accuracy of $w_a$ (%)", "test_loss": "held-out loss (nat)"}
-GAIN = {"test_accuracy": "test accuracy (points)", "test_loss": "held-out loss, by how much lower (nat)"}
+GAIN = {"test_accuracy": "test accuracy (points)", "test_loss": "held-out loss (nat)"}
 # What stands for the end of a run that diverged: the paper's 10% accuracy, and the loss of a guess among the
 # 100 classes of the spoken digits.
 _LOST = {"test_accuracy": 10.0, "test_loss": float(np.log(100))}
@@ -107,10 +107,15 @@ def ends(rows: Rows, value: str, quantity: str, **where: Any) -> Numbers:
     return by_seed(rows, value, **where)
 
 
-def gain(where: str, quantity: str, better: Numbers, worse: Numbers, smallest: float = 0.0) -> Effect:
-    """Return the gain of the first over the second, by seed: accuracy in points or loss in nats."""
-    pair = (better, worse) if quantity == "test_accuracy" else (worse, better)
-    effect = effect_of(where, GAIN[quantity], *pair, claimed=(smallest, math.inf))
+def gain(where: str, quantity: str, names: tuple[str, ...], *pair: Numbers, least: float = 0.0) -> Effect:
+    """Return the gain of the first of a pair over the second, by seed: in points or nats.
+
+    It is first − second of accuracies, and second − first of losses. ``where`` gets the two ``names`` in this
+    order.
+    """
+    order = 1 if quantity == "test_accuracy" else -1
+    where += " − ".join(names[::order])
+    effect = effect_of(where, GAIN[quantity], *pair[::order], claimed=(least, math.inf))
     return replace(effect, margin=MARGIN[quantity])
 
 
@@ -126,7 +131,7 @@ def _judge_1(rows: Rows) -> list[Effect]:
     effects = []
     for (model, quantity), baseline in itertools.product(_QUANTITIES.items(), ("SSGD", "SSGD*")):
         pair = (ends(rows, "value", quantity, model=model, algorithm=a) for a in ("DPSGD", baseline))
-        effects.append(gain(f"{names[model]}, DPSGD less {baseline}", quantity, *pair))
+        effects.append(gain(f"{names[model]}, ", quantity, ("DPSGD", baseline), *pair))
     return effects
 
 
@@ -172,8 +177,8 @@ def _judge_progress(rows: Rows) -> list[Effect]:
     effects = []
     for model, batch in rows.groupby("model", sort=False)["batch"].max().items():
         pair = (ends(rows, quantity, quantity, model=model, batch=batch, algorithm=a) for a in _PAIR[::-1])
-        where = f"{model}, batch {batch * (16 if quantity == 'test_loss' else 1):g}, DPSGD less SSGD"
-        effects.append(gain(where, quantity, *pair))
+        where = f"{model}, batch {batch * (16 if quantity == 'test_loss' else 1):g}, "
+        effects.append(gain(where, quantity, _PAIR[::-1], *pair))
     return effects
 
 
@@ -200,9 +205,8 @@ def _draw_progress(context: Context, column: str) -> Drawing:
     picture, axes = wrapped_panels(len(contents), 4.6 if several_models else 3.5, 3.2, sharey=True)
     for ax, (model, panel_batches) in zip(axes, contents, strict=True):
         for algorithm, batch in itertools.product(_PAIR, panel_batches):
-            look: Any = (
-                look_of_batch[batch] if several_models else {"lw": 2.6 if algorithm == "SSGD" else 1.2}
-            )
+            width = 2.6 if algorithm == "SSGD" else 1.2
+            look: Any = look_of_batch[batch] if several_models else {"lw": width}
             curves = select(rows, model=model, batch=batch, algorithm=algorithm)
             draw_curves(ax, curves, column, color=color_of(algorithm), **look)
         title = model if several_models else f"{model}, {_batch(context, batch=panel_batches[0])}"
@@ -225,7 +229,7 @@ figure("fig7", _judge_progress)(lambda context: _draw_progress(context, "test_lo
 def _judge_sizes(rows: Rows) -> list[Effect]:
     """Judge the sizes, which are exact: no seed enters. The paper prints two digits."""
     differences, near = tuple((rows["ours"] - rows["paper"]).tolist()), (-0.0151, 0.0151)
-    return [Effect(f"{len(rows)} networks", "size less the paper's (MiB)", differences, near, exact=True)]
+    return [Effect(f"{len(rows)} networks", "our size − the paper's (MiB)", differences, near, exact=True)]
 
 
 @figure("table1", _judge_sizes)
@@ -252,7 +256,7 @@ def judge_batches(rows: Rows) -> list[Effect]:
     rows, what = rows[rows["seed"].notna()], "test accuracy (points)"
     effects = []
     for network, batch in itertools.product(settings(rows, "network"), (2048, 4096, 8192)):
-        where, pair = f"{network}, batch 1024 less {batch}", ("batch 1024", f"batch {batch}")
+        where, pair = f"{network}, batch 1024 − batch {batch}", ("batch 1024", f"batch {batch}")
         effects.append(paired_effect(where, what, rows, "ours", network=network, at=pair))
     return effects
 
@@ -265,7 +269,7 @@ def judge_pairs(rows: Rows, quantity: str, small: str = "") -> list[Effect]:
         dpsgd, ssgd = (by_seed(rows, "ours", algorithm=a, network=network, at=at) for a in (form, "SSGD"))
         if len(dpsgd) and len(ssgd):
             margin = -MARGIN[quantity] if small and at.startswith(small) else 0.0
-            effects.append(gain(f"{network}, {at}: {form} less SSGD", quantity, dpsgd, ssgd, margin))
+            effects.append(gain(f"{network}, {at}: ", quantity, (form, "SSGD"), dpsgd, ssgd, least=margin))
     return effects
 
 

@@ -50,7 +50,7 @@ def _judge_eq4(rows: Rows) -> list[Effect]:
     """Judge the median over the checkpoints of a run."""
     ratios = _ratios_to_definition(rows)["eq4"].groupby("seed", sort=False)
     medians = ratios.agg(lambda values: np.median(values))  # NaN if a checkpoint has NaN
-    what = "α² tr(HCH) / definition, median over checkpoints"
+    what = "α² tr(HCH) / the extra noise by its definition, median over checkpoints"
     return [Effect("Figure 2(a)", what, tuple(medians.tolist()), (1 / _FACTOR, _FACTOR), ratio=True)]
 
 
@@ -294,20 +294,16 @@ def _judge_rules(rows: Rows) -> list[Effect]:
     """Judge local SGD against SSGD at equal bytes, MuLoCo against DiLoCo, and what skewed data cost D²."""
     effects = []
     for network, split in settings(rows, "network", "split"):
-        where_rows: dict[str, Any] = {"network": network, "split": split}
+        place: dict[str, Any] = {"network": network, "split": split}
         where = f"{network}, {split}"
-        what = "test error at equal bytes, SSGD less local SGD (points)"
-        effects.append(
-            paired_effect(where, what, rows, ERROR, at=BYTES, rule=("SSGD", "local SGD"), **where_rows)
-        )
-        what = f"cosine of the displacement of w_a with −g, {MULOCO} less {DILOCO}"
-        effects.append(
-            paired_effect(where, what, rows, COSINE, at=SAMPLES, rule=(MULOCO, DILOCO), **where_rows)
-        )
+        what = "test error at equal bytes, SSGD − local SGD (points)"
+        effects.append(paired_effect(where, what, rows, ERROR, at=BYTES, rule=("SSGD", "local SGD"), **place))
+        what = f"cosine of the displacement of w_a with −g, {MULOCO} − {DILOCO}"
+        effects.append(paired_effect(where, what, rows, COSINE, at=SAMPLES, rule=(MULOCO, DILOCO), **place))
     for network in settings(rows, "network"):
         by = select(rows, network=network, at=SAMPLES).pivot_table(ERROR, "seed", ["rule", "split"])
         worse = {rule: by[rule, SKEWED] - by[rule, IID] for rule in ("DPSGD AWC", "D²")}
-        what = f"what {SKEWED} adds to the test error, DPSGD AWC less D² (points)"
+        what = f"what {SKEWED} adds to the test error, DPSGD AWC − D² (points)"
         effects.append(effect_of(network, what, worse["DPSGD AWC"], worse["D²"]))
     return effects
 
