@@ -450,9 +450,9 @@ def _requested_averages(
         return [*averages], _normalized([*averages.values()], n, has_base)
     averages = {}
     for length in range(2, n + 1):
-        others = np.zeros(n - length)
-        averages[f"last {length}"] = np.append(others, np.ones(length))
-        averages[f"last {length}, growing"] = np.append(others, np.arange(1, length + 1))
+        zeros = np.zeros(n - length)
+        averages[f"last {length}"] = np.append(zeros, np.ones(length))
+        averages[f"last {length}, growing"] = np.append(zeros, np.arange(1, length + 1))
     return [*averages], _normalized([*averages.values()], n, has_base)
 
 
@@ -468,11 +468,11 @@ def _normalized(coefficients: Any, n: int, has_base: bool) -> Array:
     if rows.ndim != 2 or rows.shape[1] != m or not len(rows):
         raise InputError(f"coefficients: shape {np.shape(coefficients)}, it must be ({m},) or (K, {m})")
     sums, sizes = rows.sum(1, keepdims=True), np.abs(rows).sum(1)
-    allowed = np.isfinite(sizes) & (has_base | (sums[:, 0] > CANCELED * sizes))
-    if not allowed.all():
+    is_allowed = np.isfinite(sizes) & (has_base | (sums[:, 0] > CANCELED * sizes))
+    if not is_allowed.all():
         needed = "finite" if has_base else "finite and sum to more than 0"
-        first = rows[~allowed][0].tolist()
-        raise InputError(f"coefficients: {first} are not allowed, they must be {needed}")
+        refused_row = rows[~is_allowed][0].tolist()
+        raise InputError(f"coefficients: {refused_row} are not allowed, they must be {needed}")
     return np.hstack([1 - sums, rows]) if has_base else np.divide(rows, sums)
 
 

@@ -383,7 +383,7 @@ def line(
             raise InputError("weights: for a line it must be two networks, [a, b]; then leave out a and b")
         a, b = weights
     if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
-        a, direction = None, a  # a vector alone is a direction
+        a, direction = None, a  # one vector without b is a direction
     if (a is None) == (direction is None) or (a is None and b is not None):
         raise InputError("a, direction: give two networks, a and b, or one direction")
     networks: list[Network] = []

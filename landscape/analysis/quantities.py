@@ -321,7 +321,7 @@ def _ratio(subject: Subject, settings: Settings, progress: Progress) -> Measured
     rounding = subject.rounding(max(ends.max, -ends.min))
     if not ends.max > rounding:
         raise OperationError("ratio: λ_max is not above 0; leave it out")
-    lowest_end, highest_end = ends.bounds[0] - rounding, ends.min + rounding  # of λ_min
+    lowest_end, highest_end = ends.bounds[0] - rounding, ends.min + rounding  # λ_min lies between
     ratio = abs(ends.min) / ends.max
     largest_ratio = max(-lowest_end, highest_end) / (ends.max - rounding)
     smallest_ratio = max(lowest_end, -highest_end, 0.0) / (ends.bounds[1] + rounding)

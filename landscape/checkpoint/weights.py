@@ -348,14 +348,14 @@ def networks_of(problem: Problem, weights: Any, labels: Sequence[str] = ()) -> l
 def _check_scale(path: Path, model: nn.Module) -> None:
     """Raise OperationError for an adapter of peft whose factor of products is not the model's."""
     of_layers = [getattr(module, "scaling", None) for module in model.modules()]
-    own = {scale for scales in of_layers if isinstance(scales, dict) for scale in scales.values()}
+    model_scales = {scale for scales in of_layers if isinstance(scales, dict) for scale in scales.values()}
     file = (path if path.is_dir() else path.parent) / "adapter_config.json"
-    if own and file.is_file():
+    if model_scales and file.is_file():
         with states.readable(file):
             config = json.loads(read_regular(file, states.MOST))
             scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
-        if not min(abs(scale - one) for one in own) <= 1e-9 * scale:
-            words = f"{scale:g}, the model's is {', '.join(f'{one:g}' for one in sorted(own))}"
+        if not min(abs(scale - one) for one in model_scales) <= 1e-9 * scale:
+            words = f"{scale:g}, the model's is {', '.join(f'{one:g}' for one in sorted(model_scales))}"
             raise OperationError(f"{file}: lora_alpha/r is {words}; make the model with this configuration")
 
 

@@ -32,7 +32,7 @@ def as_command(entry: Any) -> click.Command:
     """Return the command of an entry of the registry: the entry itself, or one made from an analysis."""
     if isinstance(entry, click.Command):
         return entry
-    from landscape.cli.common import command_of  # and torch: only for an analysis
+    from landscape.cli.common import command_of  # here, because it imports torch
 
     return command_of(entry)
 
@@ -144,7 +144,7 @@ def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
 def _version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     """Print the versions and the devices."""
     if value and not context.resilient_parsing:
-        from landscape.cli import details  # and torch: only where it is asked for
+        from landscape.cli import details  # here, because it imports torch
 
         versions = [f"{name} {version}" for name, version in details.packages().items()]
         click.echo("\n".join([*versions, *details.devices()]))

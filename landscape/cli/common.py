@@ -120,7 +120,7 @@ def check_targets(path: Path | None, picture: str | None) -> None:
         if path.exists() and hdf5.schema_of(path) == SCHEMA:
             raise OperationError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
     if picture:
-        from landscape import plots  # and matplotlib: only where something is drawn
+        from landscape import plots  # here, because it imports matplotlib, which only drawing needs
 
         plots.check_format(picture)
     for target in (path, picture):

@@ -174,7 +174,7 @@ def recipes(name: str | None) -> None:
         if name in summaries:
             text, description = json.loads(gzip.decompress(RECIPES.read_bytes()))[name]
         else:
-            from landscape.training.recipes import recipe  # and torch, as above
+            from landscape.training.recipes import recipe  # here, because it imports torch
 
             # ``allow_code`` is safe: the user's code that a recipe names is not run here.
             recipe_of_file = recipe.read(name, allow_code=True)
@@ -218,7 +218,7 @@ def topologies(
         landscape topologies base 'ring(2)' --learners 25 --parameters 11000000 --plot graphs.png
     """
     if picture:
-        from landscape.cli import common  # and torch, as below
+        from landscape.cli import common  # here, because it imports torch
 
         common.check_targets(None, picture)
     options: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}

@@ -196,7 +196,7 @@ def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) ->
 def gradient_points(run: Checkpoint) -> Tensor:
     """Return the weights (n, P) at which learners take gradients: w_a or, by the update rule, their own."""
     if run.has_recipe:
-        from landscape.training.recipes.recipe import recipe_of  # and training: only for runs
+        from landscape.training.recipes.recipe import recipe_of  # here, because only runs need it
 
         if recipe_of(run).rule().at_mean:
             return run.mean.expand_as(run.weights)

@@ -151,7 +151,7 @@ def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float |
     """Write the film of one run."""
     if len(files) != 1:
         raise InputError(f"FILE: {len(files)} are not allowed with --animate, it must be one run")
-    from landscape.plots import animation  # and matplotlib: only where something is drawn
+    from landscape.plots import animation  # here, because it imports matplotlib, which only drawing needs
 
     last = storage.checkpoint_in(Path(files[0]))
     path = Path(output) if output else last.with_suffix(".gif")
@@ -219,7 +219,7 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
 
 def _sharpness(run: Checkpoint, problem: Problem, recorded: float) -> tuple[float, float]:
     """Return (ηλ_max, its limit): ηλ_max as the run recorded it or, if that is NaN, measured at w_a."""
-    from landscape.training.experiments import operating_point  # and training: only for a film
+    from landscape.training.experiments import operating_point  # here, as only a film needs it
 
     lr, limit, _ = operating_point(run)
     limit = float("nan") if limit is None else limit
@@ -280,7 +280,7 @@ def _analyze(contents: reports.Contents, folder: Path, values: dict[str, Any]) -
             try:
                 context.invoke(analysis, checkpoints=(str(path),), output=str(target), **options, **values)
             except OperationError as error:
-                if "replace" in error.give:  # which is no option of this command
+                if "replace" in error.give:  # this command has no option --replace
                     error.give, error.otherwise = {}, "this file, too, or move it"
                 raise
             new_files.append(target)

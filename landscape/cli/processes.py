@@ -89,7 +89,7 @@ class Jobs:
 
     def pool(self) -> Pool:
         """Return the pool of processes that makes the runs."""
-        from landscape.training.run import launch  # and the loop: only where something is trained
+        from landscape.training.run import launch  # here, because only training needs it
 
         return launch.pool(self.jobs, self.timeout, self.device)
 

@@ -259,7 +259,7 @@ class Differences:
         ``g``: the gradient of which differences are taken; default: the most precise one.
         """
         g = g or self.finest
-        v, steps = self._masked(v), g.steps()  # from the coarsest step to the finest
+        v, steps = self._masked(v), g.steps()  # steps: from the coarsest to the finest
         differences: dict[int, tuple[Tensor, float]] = {}  # index of a step -> (product, disagreement)
         middle = self._middle(g)
         goal = FINE if g.coarse == torch.float64 else GOAL / 3

@@ -84,7 +84,7 @@ class Ranks:
 
     def signs(self, like: Tensor, count: int, generator: torch.Generator) -> Tensor:
         """Vectors of random signs ±1 like ``like``, as ``count`` rows."""
-        dtype = torch.int8 if generator.device.type == "cpu" else torch.float32  # which all devices have
+        dtype = torch.int8 if generator.device.type == "cpu" else torch.float32  # all devices draw float32
         draw = torch.empty(count, len(like), dtype=dtype, device=generator.device)
         return draw.random_(2, generator=generator).to(like).mul_(2).sub_(1)
 

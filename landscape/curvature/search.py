@@ -165,11 +165,11 @@ ENDS, FIRST, FURTHER, DIGIT = 33, 14, 4.6, 0.25
 def expected_products(size: int, target: SearchOptions) -> float:
     """Products of a search in ``size`` dimensions, to a factor of 2 for most networks."""
     further = max(target.low, target.high) - 1
-    first, whole = (ENDS if target.low and target.high else FIRST), size + 2.0 + further
+    first_products, all_products = (ENDS if target.low and target.high else FIRST), size + 2.0 + further
     digits = math.log10(RESIDUAL_TOL / target.residual_tol) if target.residual_tol > 0 else 0.0
-    products = (first + FURTHER * further) * (1 + DIGIT) ** digits
+    products = (first_products + FURTHER * further) * (1 + DIGIT) ** digits
     complete = further and size <= MAX_BASIS  # the basis of a small matrix
-    return min(float(target.max_products), whole if complete else min(products, whole))
+    return min(float(target.max_products), all_products if complete else min(products, all_products))
 
 
 @dataclass(frozen=True)

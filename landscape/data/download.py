@@ -146,7 +146,7 @@ def _verified_path(name: str, root: Path, file: File, force: bool) -> Path | Non
             words = f"{path}: is not the file of {name} (its checksum is another); move it away"
             raise OperationError(words, give={"force": True})
         if path.parent == target.parent and path != target:
-            path.unlink()  # or a loader might take it in place of the new one
+            path.unlink()  # so that no loader takes it in place of the new one
     return None
 
 

@@ -293,6 +293,6 @@ def _read_list(path: Path) -> list[tuple[str, str]]:
     for number, row in enumerate(rows, start=2):
         if not row["path"] or not row["label"]:
             raise OperationError(f"{path}: line {number} has no {'label' if row['path'] else 'path'}")
-        if not os.path.isfile(path.parent / row["path"]):  # which is False, too, of what can be no name
+        if not os.path.isfile(path.parent / row["path"]):  # False also for texts that cannot be a name
             raise OperationError(f"{path}: line {number}: no file {path.parent / row['path']}")
     return [(row["path"], row["label"]) for row in rows]

@@ -496,14 +496,14 @@ def _on_final_scales(
     the tolerance and at least ``min_stated``. Linear and logarithmic errors cannot be converted into each
     other: where a column's scale has changed from one to the other, the error is infinite.
     """
-    stated, largest = {}, {}
+    stated_errors, largest_errors = {}, {}
     for name, filled_scale in filled_scales.items():
         scale = scales.get(name, filled_scale)
         ratio = scale.limit / filled_scale.limit if scale.log == filled_scale.log else math.inf
         estimate = ratio * outcome.stated.get(name, math.inf)
-        largest[name] = ratio * outcome.largest.get(name, math.inf)
-        stated[name] = max(estimate, min(max(STATED_FACTOR * estimate, min_stated), 1.0))
-    return replace(outcome, stated=stated, largest=largest)
+        largest_errors[name] = ratio * outcome.largest.get(name, math.inf)
+        stated_errors[name] = max(estimate, min(max(STATED_FACTOR * estimate, min_stated), 1.0))
+    return replace(outcome, stated=stated_errors, largest=largest_errors)
 
 
 def _measure_errors(

@@ -81,7 +81,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
             terms = user_terms and (lambda inputs: user_terms(inputs[BATCH]))
         (optimizer,) = trainer.optimizers
         batch = batch_size(loader) if trainer.accumulate_grad_batches == 1 else 0
-        resume = self._resume if trainer.global_step else 0  # and not in another Trainer's first fit
+        resume = self._resume if trainer.global_step else 0  # another Trainer's first fit does not resume
         self._begin(model, data, test, optimizer, batch=batch, resume=resume, terms=terms)
         self._stepping = False
         self._hooks.callback(optimizer.register_step_pre_hook(self._started).remove)
@@ -152,7 +152,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
 def as_steps(data: Any) -> Any:
     """Return ``data`` made of batches for training_step, as inputs of a :func:`step_model`."""
     data = as_tensors(data)
-    if data is None or isinstance(data, Iterator):  # which is refused as such
+    if data is None or isinstance(data, Iterator):  # Problem refuses both
         return data
     return {BATCH: data} if is_resident(data) else StepBatches(data)
 

@@ -190,7 +190,7 @@ def seconds_a_sample(context: Context, recipe: Recipe) -> float:
     )
     device, spec = pick_device(context.device), recipe.spec("data")
     data = context.dataset(spec.name, spec.options)
-    samples, seconds, slope = 0, 0.0, 0.0  # of the last measurement; seconds per sample above it
+    samples, seconds, slope = 0, 0.0, 0.0  # slope: seconds per sample above the last measurement
     for index, more_samples in enumerate(sorted({min(n, recipe.local_batch) for n in TIMED_SAMPLES})):
         if index >= 2 and seconds > BUSY_SECONDS:
             break

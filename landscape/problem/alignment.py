@@ -228,7 +228,7 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
         problem = problem.subset(slice(count))
     wide = _wide(problem).with_batchnorm("recalibrate", max(2, count))
     pairs = [(wide.at(weights), weights) for weights in (first.to(wide.weights), second.to(wide.weights))]
-    largest_changes, largest_values, evaluated = [0.0, 0.0], [0.0, 0.0], 0.0  # of [loss, outputs]
+    largest_changes, largest_values, evaluated = [0.0, 0.0], [0.0, 0.0], 0.0  # lists: of loss and outputs
     for x, y, weight, seed in wide.parts():
         values = []
         for at, weights in pairs:

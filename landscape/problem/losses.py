@@ -191,7 +191,7 @@ class Terms:
         loss ignores the first label of each sequence, each output belongs to the next label. Raise ValueError
         if nothing says which output belongs to which target.
         """
-        z, own, shifted = opened_logits(outputs), self.criterion is output_loss, self.shifted
+        z, is_own_loss, shifted = opened_logits(outputs), self.criterion is output_loss, self.shifted
         if not isinstance(z, Tensor) or not isinstance(targets, Tensor) or z.dim() < 2:
             return None
         second, last = targets.shape == (len(z), *z.shape[2:]), targets.shape == z.shape[:-1]
@@ -199,7 +199,7 @@ class Terms:
             return None
         if z.dim() == 2 or ClassLoss.of(self.criterion) is not None:
             return (z, targets) if second else None
-        if shifted is None or (shifted and not own) or (second and last):
+        if shifted is None or (shifted and not is_own_loss) or (second and last):
             raise ValueError("takes outputs (B, classes, …), these may be (B, …, classes) or of next targets")
         z = z.movedim(-1, 1) if last else z
         return (z[:, :, :-1], targets[:, 1:]) if shifted else (z, targets)
@@ -245,13 +245,13 @@ def with_other_first_labels(criterion: Any, x: Any, y: Any) -> tuple[Any, Any] |
     a loss that is known to count all. The loss of causal language models ignores the first labels; no
     attribute of a model says so, but an equal loss of this batch shows it.
     """
-    own = criterion is output_loss
-    labels = (x.get("labels") if isinstance(x, Mapping) else None) if own else y
+    is_own_loss = criterion is output_loss
+    labels = (x.get("labels") if isinstance(x, Mapping) else None) if is_own_loss else y
     if not isinstance(labels, Tensor) or labels.dim() < 2 or not is_classes(labels) or is_mean(criterion):
         return None
     changed = labels.clone()
     changed[:, 0] = (labels[:, 0] == 0).to(labels)
-    return ({**x, "labels": changed} if own else x), changed
+    return ({**x, "labels": changed} if is_own_loss else x), changed
 
 
 def is_softmax_loss(loss: Any) -> bool:

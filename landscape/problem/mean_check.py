@@ -89,7 +89,7 @@ class Losses:
 
     def __init__(self, problem: MeanLoss, weights: Tensor, by_outputs: bool = False) -> None:
         self.problem, self.weights, self.by_outputs = problem, weights, by_outputs
-        self.eps, self.error = torch.finfo(weights.dtype).eps, 0.0  # the largest so far
+        self.eps, self.error = torch.finfo(weights.dtype).eps, 0.0  # error: the largest so far
         self.passes = RANDOM_PASSES if problem.draws else 1
         self.informed = False  # whether opposite outputs replace outputs whose losses are all zero
         self._as_outputs: Callable[[Any], Any] = lambda tree: tree

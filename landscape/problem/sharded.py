@@ -124,7 +124,7 @@ class ShardedProblem(Exchanges):
         self.check = fit("check", check, Check)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first_part.dtype)
         term_counter = Terms(self.criterion, terms)
-        self.samples, self.draws, self.randomness = 1, 0, "refuse"  # samples are counted below
+        self.samples, self.draws, self.randomness = 1, 0, "refuse"  # _set_data() counts the samples
         x, y = self._on_all(lambda: self._set_data(data, term_counter))
         if check != "off":
             ranks.check_batches(self)

@@ -494,7 +494,7 @@ def _source(script: str) -> str:
 
 def _visible(value: Any) -> Any:
     """Return texts with characters that cannot be printed as escapes, except for the ends of lines."""
-    text = isinstance(value, str) and not hasattr(value, "__html__")  # which says that it is HTML
+    text = isinstance(value, str) and not hasattr(value, "__html__")  # HTML has this attribute
     return "\n".join(map(printable, value.split("\n"))) if text else value
 
 

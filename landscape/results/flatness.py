@@ -464,12 +464,12 @@ class BatchSharpness(Measurement, schema="landscape.batch_sharpness", table="dra
             rows.append(eigenvalue("λ_max at w_a", self.lambda_max, self.residual))
         if np.isfinite(self.lr):
             limit = f"limit {self.limit:.4g}" if np.isfinite(self.limit) else ""
-            scaled = []
+            scaled_rows = []
             for row in rows[:1] + rows[2:]:  # all but the pooled mean
                 note = f"{limit}, ±: residual" if "residual" in row.note else limit
                 error = self.lr * row.error
-                scaled.append(Row(f"{row.name}, times η", self.lr * float(row.value), error, note=note))
-            rows = scaled + rows
+                scaled_rows.append(Row(f"{row.name}, times η", self.lr * float(row.value), error, note=note))
+            rows = scaled_rows + rows
         missed = f"not within {self.relative_error:.0%}, raise max_draws"
         return [*rows, Row("samples", self.samples), converged(self.converged, missed)]
 

@@ -188,15 +188,14 @@ _PAIR = ("SSGD", "DPSGD")
 def _draw_progress(context: Context, column: str) -> Drawing:
     """Draw a column of the history against the epoch, for SSGD and DPSGD at all batches.
 
-    Each network has a panel, with solid lines for the largest batch. If there is only one network, each batch
-    has a panel, where SSGD's lines are wider than DPSGD's, so that equal lines are both visible.
+    Each network has a panel, with solid lines for the largest batch; if there is only one network, each batch
+    has a panel. SSGD's lines are wider than DPSGD's, so that equal lines are both visible.
     """
     rows = context.table(lambda run: curve(run, column))
     rows = rows[["model", "batch", "algorithm", "seed", "epoch", column, "diverged"]]
     models = list(dict.fromkeys(cell.values["model"] for cell in context.cells))
     batches = list(dict.fromkeys(cell.values["batch"] for cell in context.cells))
-    line_styles = zip(sorted(batches, reverse=True), ("-", "--", "-.", ":"), strict=False)
-    look_of_batch = {batch: {"lw": 1.4, "ls": line_style} for batch, line_style in line_styles}
+    style_of_batch = dict(zip(sorted(batches, reverse=True), ("-", "--", "-.", ":"), strict=False))
     several_models = len(models) > 1
     if several_models:
         contents = [(model, batches) for model in models]
@@ -205,8 +204,8 @@ def _draw_progress(context: Context, column: str) -> Drawing:
     picture, axes = wrapped_panels(len(contents), 4.6 if several_models else 3.5, 3.2, sharey=True)
     for ax, (model, panel_batches) in zip(axes, contents, strict=True):
         for algorithm, batch in itertools.product(_PAIR, panel_batches):
-            width = 2.6 if algorithm == "SSGD" else 1.2
-            look: Any = look_of_batch[batch] if several_models else {"lw": width}
+            look = {"ls": style_of_batch[batch] if several_models else "-"}
+            look["lw"] = 2.6 if algorithm == "SSGD" else 1.2
             curves = select(rows, model=model, batch=batch, algorithm=algorithm)
             draw_curves(ax, curves, column, color=color_of(algorithm), **look)
         title = model if several_models else f"{model}, {_batch(context, batch=panel_batches[0])}"
@@ -215,7 +214,7 @@ def _draw_progress(context: Context, column: str) -> Drawing:
             ax.set_ylabel(_WHAT[column])
     handles = [handle(algorithm, color=color_of(algorithm)) for algorithm in _PAIR]
     if several_models:
-        handles += [handle(_batch(context, batch=b), **look) for b, look in look_of_batch.items()]
+        handles += [handle(_batch(context, batch=b), ls=ls, lw=1.4) for b, ls in style_of_batch.items()]
     picture.legend(handles=handles, loc="outside lower center", ncols=6)
     return Drawing({"": picture}, rows, [])
 

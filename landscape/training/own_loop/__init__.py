@@ -141,7 +141,7 @@ class DefaultGroup(Processes):
 def class_path(model: nn.Module) -> str:
     """Return MODULE:NAME of the model's class; for a class of a script its file in place of MODULE."""
     kind = type(model)
-    if kind.__bases__[0].__name__ == "FSDPModule":  # which fully_shard puts in front of the user's class
+    if kind.__bases__[0].__name__ == "FSDPModule":  # fully_shard puts it in front of the user's class
         kind = kind.__bases__[1]
     module = kind.__module__
     if module == "__main__":

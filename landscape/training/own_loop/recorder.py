@@ -334,7 +334,7 @@ class Recorder:
 
     def _before_step(self) -> None:
         """Measure before a due step is made."""
-        self._phase, self._broken = IDLE, True  # if the check raises an error, nothing may be written
+        self._phase, self._broken = IDLE, True  # broken: if the check raises, nothing may be written
         self._observer.parameters.check()
         self._broken = False
         self._lr = loop.learning_rate(self._optimizer)

@@ -40,7 +40,7 @@ def watch_parent(link: socket.socket) -> None:
 def die_with_parent() -> None:
     """Let Linux kill this process when its parent ends, even if this process is stopped."""
     if sys.platform == "linux":
-        parent, set_death_signal = os.getppid(), 1  # PR_SET_PDEATHSIG
+        parent, set_death_signal = os.getppid(), 1  # 1: PR_SET_PDEATHSIG
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:

@@ -230,8 +230,8 @@ class Comm:
             return vector
         bounds = _bounds(len(vector), self.size)
         shares = [vector[start:stop] for start, stop in itertools.pairwise(bounds)]
-        own = shares[self.rank]
-        received = self.buffer("parts", own.expand(self.size - 1, -1))
+        own_share = shares[self.rank]
+        received = self.buffer("parts", own_share.expand(self.size - 1, -1))
         rows, transfers = iter(received), []
         # Every rank posts in this order, which NCCL needs. gloo's own reduce-scatter takes twice as long.
         for sender, receiver in itertools.permutations(range(self.size), 2):
@@ -240,7 +240,7 @@ class Comm:
             elif sender == self.rank:
                 transfers.append(dist.P2POp(dist.isend, shares[receiver], receiver, tag=self.learners))
         self._finished(self._post(transfers), received)
-        total = torch.add(own, received[0], out=self.buffer(use, own))
+        total = torch.add(own_share, received[0], out=self.buffer(use, own_share))
         for row in received[1:]:
             total += row
         return total

@@ -119,7 +119,7 @@ class Trainer:
         self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
         self.divergence = DivergenceTest(recipe.diverge, float(inner(self.train.weights, self.train.weights)))
         self.step = 0  # the number of completed steps
-        self.diverged, self.diverged_at = "", -1  # no divergence
+        self.diverged, self.diverged_at = "", -1  # both: no divergence
         self._pending: PendingStep | None = None
         self._row_for_hook: Row | None = None  # the last row, which hooks.row gets after the next step
         if checkpoint:

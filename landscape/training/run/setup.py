@@ -305,7 +305,7 @@ def check_compatibility(recipe: Recipe, dataset: Dataset | UserData, stack: Stac
         raise InputError("decompose.samples", samples, allowed=f"≥ {GROUPS} × {micro} with BatchNorm")
     if recipe.autocast and train.device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
         raise InputError("autocast: 'bfloat16' is not allowed, this GPU does not compute in it; use ''")
-    x, y = train.gather(torch.zeros(1, dtype=torch.long))  # refuses batches, which cannot be drawn from
+    x, y = train.gather(torch.zeros(1, dtype=torch.long))  # refuses data from which no samples can be drawn
     if isinstance(dataset, Dataset) and dataset.classes:
         shape = tuple(train.outputs(train.weights, x).shape[1:])
         if shape != (dataset.classes, *y.shape[1:]):
