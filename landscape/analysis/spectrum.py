@@ -517,15 +517,14 @@ def _critical(rises: Callable[[float], bool], slope: float) -> float:
     if not slope < 0:
         return math.nan if math.isnan(slope) else 0.0
     factor = 0.5 if rises(1.0) else 2.0
-    last = 1.0
-    now = 1.0
+    multiple = last_multiple = 1.0
     for _ in range(DOUBLINGS):
-        last, now = now, now * factor
-        if rises(now) == (factor > 1):
+        last_multiple, multiple = multiple, multiple * factor
+        if rises(multiple) == (factor > 1):
             break
     else:
         return math.nan
-    low, high = sorted((last, now))
+    low, high = sorted((last_multiple, multiple))
     while high > WITHIN * low:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if rises(middle) else (middle, high)

@@ -450,11 +450,11 @@ class _SmoothedLoss:
             plus, minus = (HessianOperator(problem, p, derivatives="exact", graph_bytes=0) for p in points)
             return lambda v: ((plus(v) + minus(v)) / 2)[None]
 
-        stored = [make_operator(pairs) for pairs in groups] if is_stored else []
+        stored_operators = [make_operator(pairs) for pairs in groups] if is_stored else []
 
         def products(v: Tensor) -> Iterator[Tensor]:
             for number, pairs in enumerate(groups):
-                operator = stored[number] if stored else make_operator(pairs)
+                operator = stored_operators[number] if is_stored else make_operator(pairs)
                 yield from operator(v)
 
         return products

@@ -263,8 +263,8 @@ def compute_missing(
     if group:  # all processes continue from the values of the first process
         rank, processes = dist.get_rank(group), dist.get_world_size(group)
         columns_and_done = {"done": done, **values}
-        own = {name: column[indices] for name, column in columns_and_done.items()}
-        of_first_process, _ = _gather(own, [], group)[0]
+        chosen_values = {name: column[indices] for name, column in columns_and_done.items()}
+        of_first_process, _ = _gather(chosen_values, [], group)[0]
         for name, column in columns_and_done.items():
             column[indices] = of_first_process[name]
     # The numbers of the blocks that have missing points.

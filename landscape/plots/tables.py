@@ -248,8 +248,8 @@ def _caption(c: Comparison) -> str:
     bounds = "; thick bars: 99% bounds" if "bound" in c.kinds else ""
     level = f"level {c.significance:g} for all tests together"
     counts = ", ".join(f"{n:,}" for n in sorted(set(c.sample_counts.tolist())))
-    own = "; open: runs, filled: their mean" if c.grouped else ""
-    text = f"Thin lines: 95% intervals{bounds}{own}; bold: measures of flatness; {level}"
+    markers = "; open: runs, filled: their mean" if c.grouped else ""
+    text = f"Thin lines: 95% intervals{bounds}{markers}; bold: measures of flatness; {level}"
     text += f"; {counts} {c.split} samples."
     # The notes come first, as they can say that a comparison means nothing.
     notes = "; ".join(note for note in c.notes if " was not measured" not in note)

@@ -277,11 +277,11 @@ def class_counts(
         only_determined: whether to leave out weights that the equations do not determine.
         gather: returns the list of its arguments on all ranks of torch.distributed; None: a single rank.
     """
-    own_rows = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
-    rows_of_ranks = gather(own_rows) if gather else [own_rows]
+    rank_rows = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
+    rows_of_all_ranks = gather(rank_rows) if gather else [rank_rows]
     rows: dict[tuple[str, int, str], list[dict[int, float]]] = {}  # by tensor of the targets
     limit = 0.0
-    for rounding, row_of_tensor in itertools.chain.from_iterable(rows_of_ranks):
+    for rounding, row_of_tensor in itertools.chain.from_iterable(rows_of_all_ranks):
         limit = max(limit, LIMIT * rounding)
         for key, row in row_of_tensor.items():
             rows.setdefault(key, []).append(row)

@@ -578,14 +578,14 @@ def _bytes_at_once(problem: MeanLoss) -> float:
         return math.inf
     if samples <= 2 * SOME:
         return 0.0
-    some, more = (take(resident, slice(n)) for n in (SOME, 2 * SOME))
+    some, twice_as_many = (take(resident, slice(n)) for n in (SOME, 2 * SOME))  # samples
     if not takes(problem, some[0]):  # a graph: the checks have evaluated all of it already
         return problem.saved_bytes(*resident)
-    small, large = attempt(problem.saved_bytes, *some), attempt(problem.saved_bytes, *more)
-    if small is None or large is None:  # the loss accepts no part of the data
+    some_bytes, twice_bytes = (attempt(problem.saved_bytes, *pair) for pair in (some, twice_as_many))
+    if some_bytes is None or twice_bytes is None:  # the loss accepts no part of the data
         return 0.0 if samples <= AT_ONCE else math.nan
-    square = max(0.0, (large / (2 * SOME) - small / SOME) / SOME)
-    return samples * (small / SOME - SOME * square) + square * samples**2
+    square = max(0.0, (twice_bytes / (2 * SOME) - some_bytes / SOME) / SOME)
+    return samples * (some_bytes / SOME - SOME * square) + square * samples**2
 
 
 def say_count(count: Count) -> None:

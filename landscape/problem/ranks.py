@@ -349,7 +349,7 @@ def check_finite(problem: Any, terms: Terms, every: bool = False) -> None:
     It checks the first batches; with ``every``, or NaN in the data, it checks all batches.
     """
     error, every = None, bool(problem._by_rank(every or problem.data.has_nan).any())
-    for number, (x, y) in enumerate(_own_batches(problem)):
+    for number, (x, y) in enumerate(_rank_batches(problem)):
         value = _loss(problem, x, y)
         if error is None and not math.isfinite(value) and float(terms(x, y).sum()):
             error = not_a_number(x, y, value, f"batch {number} (the first one is batch 0)")
@@ -395,7 +395,7 @@ def _joint_passes(problem: Any) -> Iterator[None]:
         yield
         while bool(problem._by_rank(0).any()):
             with contextlib.suppress(SharedError):
-                problem._pass_on_all(lambda: call(problem.model, {}, next(_own_batches(problem))[0]))
+                problem._pass_on_all(lambda: call(problem.model, {}, next(_rank_batches(problem))[0]))
 
 
 def check_mean(problem: Any, terms: Terms) -> None:
@@ -403,7 +403,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
 
     ``terms`` gets the count. Raises InputError, on all ranks, if none of the usual counts is right.
     """
-    _, targets = next(_own_batches(problem))
+    _, targets = next(_rank_batches(problem))
     numbers_per_sample = sum(t[:1].numel() for _, t in named_tensors(targets))
     shapes = problem._by_rank(problem.data.ragged, numbers_per_sample)  # (ranks, 2), as floats
     ragged = bool(shapes[:, 0].any()) or len(shapes.unique(dim=0)) > 1
@@ -415,12 +415,12 @@ def check_mean(problem: Any, terms: Terms) -> None:
     def batch_equations(cuts: int = 1) -> list[Equation]:
         """Return the equations of this rank's batches, each of which is divided ``cuts`` times."""
         with _joint_passes(problem):
-            equations = losses.equations(_own_batches(problem), ragged, cuts)
+            equations = losses.equations(_rank_batches(problem), ragged, cuts)
             return [equation.without_outputs() for equation in equations]
 
     equations = batch_equations()
     with _joint_passes(problem):  # an equation of the first samples of this rank and of the rank before
-        batch = losses.samples(*next(_own_batches(problem)))
+        batch = losses.samples(*next(_rank_batches(problem)))
         rows = min(MAX_ROWS, max(1, MAX_NUMBERS * batch.size // max(1, batch.numbers)))
         first_samples = batch.rows(slice(rows))
         inputs = first_samples.x if model_has_loss else None  # other losses need the outputs only
@@ -442,11 +442,11 @@ def check_mean(problem: Any, terms: Terms) -> None:
 
     if those_that_hold([terms]):
         return
-    own_candidates = list[list[Any]]()  # the fields of each count, which ranks can exchange
-    for x, y in _own_batches(problem):
-        own_candidates += [[*vars(count).values()] for count in counts.candidates(x, y)]
+    rank_candidates = list[list[Any]]()  # the fields of each count, which ranks can exchange
+    for x, y in _rank_batches(problem):
+        rank_candidates += [[*vars(count).values()] for count in counts.candidates(x, y)]
     by_code = dict[str, Count]()
-    for fields in itertools.chain.from_iterable(problem._gathered_objects(own_candidates)):
+    for fields in itertools.chain.from_iterable(problem._gathered_objects(rank_candidates)):
         count = Count(*fields)
         by_code[count.code] = count
     remaining = those_that_hold([counts.ONES, *by_code.values()])
@@ -459,14 +459,14 @@ def check_mean(problem: Any, terms: Terms) -> None:
     if not remaining:
         check_finite(problem, terms, every=True)
         raise InputError("loss: no mean over samples or over a standard count of targets; give terms=")
-    own_totals = [sum(float(count(x, y).sum()) for x, y in _own_batches(problem)) for count in remaining]
-    totals = problem._by_rank(*own_totals).view(problem.ranks, -1)
+    rank_totals = [sum(float(count(x, y).sum()) for x, y in _rank_batches(problem)) for count in remaining]
+    totals = problem._by_rank(*rank_totals).view(problem.ranks, -1)
     terms.count = counts.unambiguous(remaining, totals)
     say_count(terms.count)
     problem._weigh(terms)
 
 
-def _own_batches(problem: Any) -> Iterator[tuple[Any, Any]]:
+def _rank_batches(problem: Any) -> Iterator[tuple[Any, Any]]:
     """Return an iterator over this rank's batches, on its device."""
     return map(problem.data.place, problem.data.pieces())
 
