@@ -523,7 +523,7 @@ def test_the_same_rise_is_drawn_on_all_panels(surface: Surface) -> None:
     (lines,), low = valleys[1], surface.loss.min() + 100 * rise
     high = geometry.center_loss(surface) + 101 * rise
     np.testing.assert_allclose(lines.levels, low + (high - low) * np.arange(1, 5) / 5)
-    assert "equal steps below the orange line" in legend(far)
+    assert "each fifth of the rise to the orange line" in legend(far)
 
 
 def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface) -> None:
