@@ -75,7 +75,7 @@ class Data:
         terms: the number of terms that all samples contribute to the mean of the loss.
         sample_terms: (N,) the terms of each sample; None if all have the same number.
         resident: (x, y) on the device; None if the data comes in batches.
-        is_dataset: whether the user gave a torch Dataset, of which :func:`batched` makes batches.
+        is_dataset: whether the user gave a torch Dataset, of which ``batched`` makes batches.
         mixes: whether the loss is no mean over samples: it is the loss of all samples at once, or the mean of
             the losses of the batches.
         leaf_inputs: whether the inputs of a pass require gradients, as model or loss differentiate by them.
