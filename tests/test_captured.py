@@ -62,7 +62,7 @@ def test_a_call_is_replayed_from_its_fourth_on(graphs: Any, monkeypatch: pytest.
     for other in (torch.ones(3), torch.ones(2, dtype=torch.float64), torch.ones(2, requires_grad=True)):
         assert torch.equal(captured(cube, other), other**3)
     captured(cube, torch.ones(2), state="another state")
-    monkeypatch.setattr(devices, "MOST", 1)
+    monkeypatch.setattr(devices, "MAX_NUMBERS", 1)
     captured(cube, torch.ones(2))
     monkeypatch.undo()  # the CPU has no graphs
     captured(cube, torch.ones(1))

@@ -425,8 +425,8 @@ def analysis_options(
     """
     parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
     own = {**ANALYSES[function].options, **own}
-    split_settings = own.pop("split", {}) if split else None
     takes_problem = "run" not in parameters
+    has_split = split and own.pop("split", {}) is not None and takes_problem
     names = []
     for name, parameter in parameters.items():
         has_default = parameter.default is not parameter.empty
@@ -442,7 +442,7 @@ def analysis_options(
         AnalysisCommand,
         checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
         settings=options.Group(dict, options.options_of(function, **settings)),
-        split={} if split_settings is not None and takes_problem else None,
+        split={} if has_split else None,  # {}: the usual settings
         seed={"help": options.sentences(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if takes_problem else None,
         metrics={"flag": "--metric", "metavar": "NAME"} if metrics else None,

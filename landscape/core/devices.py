@@ -276,9 +276,9 @@ class CudaGraph:
 
 #: Graphs by the type of device.
 GRAPHS: dict[str, Callable[[torch.device], Graph]] = {"cuda": CudaGraph}
-# A record takes about as long as three calls, and is made in the third call with a shape. Above MOST numbers
+# A record takes about as long as three calls, and is made in the third call with a shape. Above MAX_NUMBERS
 # the kernels take longer than their starts, so that a replay saves nothing (our choices).
-CALLS, MOST = 3, 2**24
+CALLS, MAX_NUMBERS = 3, 2**24
 
 
 # The streams of a record's branches, and the index of the stream of records (our choice: more streams need
@@ -391,15 +391,15 @@ class Captured:
             tensors: the arguments of ``function``.
             state: what else ``function`` depends on, hashable.
             written: the tensors that ``function`` changes in place.
-            networks: the number of networks that ``function`` computes; for each, a tensor may have MOST
-                numbers.
+            networks: the number of networks that ``function`` computes; for each, a tensor may have
+                MAX_NUMBERS numbers.
         """
         device = tensors[0].device
         # A recording uses memory that the limit of the memory does not count.
         if device.type not in GRAPHS or self.reason or limit() is not None:
             return function(*tensors)
         user_is_recording = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        is_excluded = any(t.requires_grad or t.numel() > MOST * networks for t in tensors)
+        is_excluded = any(t.requires_grad or t.numel() > MAX_NUMBERS * networks for t in tensors)
         if user_is_recording or is_excluded or torch.is_inference_mode_enabled():
             return function(*tensors)
         inputs = tuple((t.shape, t.dtype, t.device) for t in tensors)
@@ -444,7 +444,8 @@ class Captured:
             graph = GRAPHS[tensors[0].device.type](tensors[0].device)
             self._recorded = kind, graph, inputs, graph.record(lambda: function(*inputs))
             _restore(written, before)
-            pairs = zip((self._replay(tensors), *written), (expected, *after), strict=True)
+            replayed = self._replay(tensors)  # writes to ``written``, too
+            pairs = zip((replayed, *written), (expected, *after), strict=True)
             if not all(torch.equal(_bits(one), _bits(other)) for one, other in pairs):
                 raise ArithmeticError("a replay gives other numbers")
         except Exception as error:  # CUDA cannot record every function, such as one that seeds random numbers

@@ -463,7 +463,8 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     """Compute the ``k`` algebraically largest eigenvalues of ∇²L(θ), with eigenvectors and residuals.
 
-    The method is a Lanczos iteration with thick restarts (Wu and Simon 2000) and a second start (ours).
+    The method, a Lanczos iteration with thick restarts (Wu and Simon 2000), starts again from
+    another random vector, to find eigenvalues that the first start missed (our choice).
 
     Args:
         problem: the loss, a run, or a symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.

@@ -317,19 +317,23 @@ class Stack:
         """Return whether a pass can be recorded as a graph and replayed.
 
         A replay would repeat the same random numbers, and would not set attributes of modules, such as
-        counters; so a pass that does either cannot be replayed. One learner's pass decides for all later
-        calls in the same mode. Passes with hooks, or with losses that are not PyTorch's own, are never
-        replayed: these may have a state that one pass does not show, such as the step of a schedule.
+        counters; so a pass that draws random numbers or sets attributes is not replayed. One learner's pass
+        decides for all later calls in the same mode. Passes with hooks, or with losses that are not
+        PyTorch's own, are never replayed: these may have a state that one pass does not show, such as the
+        step of a schedule.
         """
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         has_hooks = any(getattr(m, name) for m in self.problem.model.modules() for name in hooks)
         if has_hooks or (getattr(self.problem.criterion, "__module__", "") or "").split(".")[0] != "torch":
             return False
         if training is not None and not training.buffers and any(True for _ in self.problem.model.buffers()):
-            return False  # learners on parallel streams would write the same buffers
+            return (
+                False  # without buffers of their own, learners on parallel streams would write the same ones
+            )
         is_eval_mode = training is None
         if is_eval_mode not in self._replayable:
-            model, buffers = _copied(self.problem.model if training is None else self.training_model), {}
+            model = _copied(self.problem.model if training is None else self.training_model)
+            buffers: dict[str, Tensor] = {}
             if training is not None:
                 buffers = {name: rows[0].clone() for name, rows in training.buffers.items()}
 

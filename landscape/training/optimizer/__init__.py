@@ -119,7 +119,7 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
             Muon; a vector is a matrix of one row. Then d is UVᵀ for each matrix USVᵀ of v, and the dual norm
             is the sum of all singular values.
             "block": the sum of the parameter tensors' Euclidean norms. Then d is 0 except in the tensor of v
-            with the largest norm, where d is this tensor divided by its norm. The dual norm is this norm.
+            with the largest norm, where d is this tensor divided by its norm, which is the dual norm.
         layout: the layout of the parameter tensors in a row of ``v``.
         v: (n, P), a vector for each of n learners.
 
@@ -136,7 +136,8 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
     if norm == "block":
         largest, slot_indices = slot_norms(layout, v).max(1)
         for row, slot_index in enumerate(slot_indices.tolist()):
-            columns = layout.slots[slot_index].place  # d is 0 there if v is 0, not NaN
+            columns = layout.slots[slot_index].place
+            # The clamp makes d 0, and not NaN, if v is 0.
             d[row, columns] = v[row, columns] / largest[row].clamp(min=torch.finfo(v.dtype).tiny)
         return d, largest
     dual = torch.zeros_like(v[:, 0])

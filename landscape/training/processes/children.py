@@ -132,7 +132,8 @@ class Children:
         errors = self.folder / f"errors-{number}"
         variables = {**environment, boot.LINK: str(child_end.fileno())}
         stdout = None if show else subprocess.DEVNULL
-        with child_end, contextlib.nullcontext() if show else errors.open("wb") as stderr:
+        error_file = contextlib.nullcontext() if show else errors.open("wb")  # None: this process's stderr
+        with child_end, error_file as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", boot.__file__, module, *words],
                 env={**os.environ, **variables},
