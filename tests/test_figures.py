@@ -20,9 +20,10 @@ from landscape.checkpoint.history import UNITS
 from landscape.core import registry
 from landscape.core.errors import OperationError
 from landscape.core.options import parse_toml
-from landscape.paper import figure, pages, run_times
+from landscape.paper import compared, figure, pages, run_times
+from landscape.paper.compared import Compared
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
-from landscape.paper.figure import Compared, Drawing
+from landscape.paper.figure import Drawing
 from landscape.paper.figures import communication, edge, landscapes, noise
 from landscape.paper.record import POINTS
 from landscape.paper.run_times import Costs, Machines, predict
@@ -83,8 +84,8 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
 def test_the_papers_numbers_are_of_our_networks() -> None:
     axis = figure.declared()["axes"]["networks"]["paper"]
     assert tuple(axis["_model"]) == NETWORKS
-    assert set(axis["network"]) <= set(figure.printed("table3_cifar10"))
-    assert set(figure.printed("table2_batch_size")["model"]) == set(axis["network"])
+    assert set(axis["network"]) <= set(compared.printed("table3_cifar10"))
+    assert set(compared.printed("table2_batch_size")["model"]) == set(axis["network"])
 
 
 def test_a_table_of_a_figure_is_checked() -> None:
@@ -383,7 +384,7 @@ def test_a_duration_is_said_in_two_units_at_most() -> None:
 def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:
     rows = pd.DataFrame({"rule": ["SSGD"] * 2 + ["DPSGD"] * 2, "limit": [2, 2, np.nan, np.nan]})
     rows["x"] = [3.0, 1.0, 5.0, np.inf]
-    assert figure.compare_with_paper(rows, "x of {rule} ({limit:.1f})", "x", paper="1", form=".1f") == [
+    assert compared.compare_with_paper(rows, "x of {rule} ({limit:.1f})", "x", paper="1", form=".1f") == [
         Compared("x of SSGD (2.0)", "2.0 (1.0 to 3.0)", "1"),
         Compared("x of DPSGD (nan)", "5.0", "1"),
     ]

@@ -262,14 +262,11 @@ class Context:
         for cell in self.cells:
             matches = all(cell.values[name] == value for name, value in values.items())
             if matches and (record := self.record(cell.recipe)):
-                ends.append(self._end(cell, record))
+                self.versions["training"] = record.numerics
+                end = record.checkpoint()
+                points = [self._point(cell.recipe, end, step) for step in record.checkpoints if step]
+                ends.append(Ended(cell.values, end, self._point(cell.recipe, end, end.step), points))
         return ends
-
-    def _end(self, cell: Cell, record: Record) -> Ended:
-        self.versions["training"] = record.numerics
-        end = record.checkpoint()
-        points = [self._point(cell.recipe, end, step) for step in record.checkpoints if step]
-        return Ended(cell.values, end, self._point(cell.recipe, end, end.step), points)
 
     def table(self, measure: Callable[[Ended], Any], **values: Any) -> Rows:
         """Return a table of the runs that have ended: the values of their cells, and their measurements.

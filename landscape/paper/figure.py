@@ -10,13 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import latest
@@ -24,6 +21,7 @@ from landscape.core import registry
 from landscape.core.devices import pick_device
 from landscape.core.options import check_keywords, parse_toml
 from landscape.data.base import samples_of
+from landscape.paper.compared import Compared
 from landscape.paper.context import SCALES, Cell, Context, Point, Scale, digest, identity
 from landscape.paper.run_times import calibrate
 from landscape.paper.verdicts import Judge, Rows
@@ -200,15 +198,6 @@ def seconds_a_sample(context: Context, recipe: Recipe) -> float:
     return (seconds + slope * (recipe.local_batch - samples)) / recipe.local_batch
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A number of ours and the paper's; ``paper`` is "" if the paper has none."""
-
-    what: str
-    ours: str
-    paper: str = ""
-
-
 @dataclass
 class Drawing:
     """A finished figure.
@@ -358,46 +347,8 @@ def late(rows: Rows, *by: str) -> Rows:
     return rows[rows["step"] > last / 2]
 
 
-def printed(table: str) -> Rows:
-    """Return the numbers of a paper, all as text: the rows of numbers/TABLE.csv, such as "table3_cifar10"."""
-    import pandas as pd
-
-    return pd.read_csv(Path(__file__).parent / "numbers" / f"{table}.csv", dtype=str, keep_default_na=False)
-
-
-def summary(values: Iterable[float], form: str = ".2f") -> str:
-    """Return "3.09 (2.69 to 4.53)": median and range, or the one value there is."""
-    finite = np.array([v for v in values if np.isfinite(v)])
-    if not len(finite):
-        return "–"
-    if len(finite) == 1:
-        return f"{finite[0]:{form}}"
-    return f"{np.median(finite):{form}} ({finite.min():{form}} to {finite.max():{form}})"
-
-
-def mean_and_spread(values: Sequence[float], form: str = ".2f") -> str:
-    """Return "2.43 ± 0.11": mean and sample standard deviation, or the one value there is."""
-    values = list(values)
-    if len(values) < 2:
-        return f"{values[0]:{form}}" if values else "–"
-    return f"{np.mean(values):{form}} ± {np.std(values, ddof=1):{form}}"
-
-
-def compare_with_paper(
-    rows: Rows, what: str, value: str, text: Callable[..., str] = summary, paper: str = "", **form: str
-) -> list[Compared]:
-    """Return ``text`` of the column ``value`` for each setting that ``what`` names, in the order of the rows.
-
-    Args:
-        rows: of the figure.
-        what: the words, with columns in braces, such as "test error of {algorithm} (%)".
-        value: the column.
-        text: :func:`summary` or ``mean_and_spread``.
-        paper: the paper's number, the same for all settings.
-        form: ``form`` of ``text``.
-    """
-    columns = [name for _, name, _, _ in string.Formatter().parse(what) if name]
-    return [
-        Compared(what.format(**dict(zip(columns, values, strict=True))), text(group[value], **form), paper)
-        for values, group in rows.groupby(columns, sort=False, dropna=False)
-    ]
+def median_and_range(ax: Any, groups: Any, offset: float = 1.0, **look: Any) -> None:
+    """Draw the median and range of each of ``groups`` of a column, at its key times ``offset``."""
+    of_group = groups.agg(["median", "min", "max"]).dropna()
+    lengths = [of_group["median"] - of_group["min"], of_group["max"] - of_group["median"]]
+    ax.errorbar(of_group.index * offset, of_group["median"], lengths, capsize=3, **look)

@@ -288,12 +288,13 @@ def ratio(a: Numbers, b: Numbers) -> tuple[float, ...]:
 
 def paired_effect(
     where: str, what: str, rows: Rows, value: str, /, *, times: bool = False, claimed: Sizes | None = None,
-    **columns: Any,
+    margin: float = 0.0, **columns: Any,
 ) -> Effect:  # fmt: skip
     """Return the first of two settings against the second, by seed.
 
     Args:
-        where, what, claimed: as of :class:`Effect`; by default above zero, of a ratio above one.
+        where, what, claimed, margin: as of :class:`Effect`; claimed is by default above zero, of a ratio
+            above one.
         rows, value: of the figure, and the column.
         times: a ratio, and no difference.
         columns: values of columns; of the one in which both differ the two.
@@ -308,15 +309,16 @@ def paired_effect(
     """
     ((column, pair),) = ((name, values) for name, values in columns.items() if isinstance(values, tuple))
     a, b = (by_seed(rows, value, **(columns | {column: setting})) for setting in pair)
-    return effect_of(where, what, a, b, times=times, claimed=claimed)
+    return effect_of(where, what, a, b, times=times, claimed=claimed, margin=margin)
 
 
 def effect_of(
-    where: str, what: str, a: Numbers, b: Numbers, *, times: bool = False, claimed: Sizes | None = None
-) -> Effect:
-    """Return :func:`paired_effect` of numbers by seed."""
+    where: str, what: str, a: Numbers, b: Numbers, *, times: bool = False, claimed: Sizes | None = None,
+    **options: Any,
+) -> Effect:  # fmt: skip
+    """Return :func:`paired_effect` of numbers by seed; ``options`` are further ones of :class:`Effect`."""
     border = claimed or (ABOVE_ONE if times else ABOVE_ZERO)
-    return Effect(where, what, (ratio if times else difference)(a, b), border, ratio=times)
+    return Effect(where, what, (ratio if times else difference)(a, b), border, ratio=times, **options)
 
 
 def table(rows: Rows) -> str:

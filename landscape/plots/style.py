@@ -144,9 +144,9 @@ def log_axis(axis: Any, factor: float = 0) -> None:
         axis.axes.autoscale_view()
 
 
-def ticks_at(axis: Any, positions: Any, labels: Sequence[str]) -> None:
-    """Put ticks at ``positions``, and nowhere else."""
-    axis.set_ticks(positions, labels)
+def ticks_at(axis: Any, positions: Any, labels: Sequence[str] = ()) -> None:
+    """Put ticks at ``positions``, and nowhere else; by default with these numbers."""
+    axis.set_ticks(positions, labels or [f"{position:g}" for position in positions])
     axis.set_minor_locator(ticker.NullLocator())
 
 

@@ -68,7 +68,7 @@ def with_gap_at_zero(delay: Array, values: Array) -> tuple[Array, Array]:
 def label_delay_axes(ax: Axes, r: Any, largest: int) -> None:
     """Label ``ax`` as learning rate against delay, from 0 to ``largest`` steps, at the minimum of ``r``."""
     ax.set_xscale("symlog", base=2, linthresh=1)
-    style.ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
+    style.ticks_at(ax.xaxis, r.delay)
     about = f"$\\lambda_{{max}}$ of the {style.loss_of([r])}: {r.lambda_max:.3g}"
     ax.set_title(f"{style.paper_name(r.label) or 'minimum'}\n{about}")
     ax.set(xlim=(-0.3, max(0.3, largest * 1.2)), yscale="log", ylabel="learning rate η")

@@ -26,12 +26,12 @@ from landscape.plots.picture import wrapped_panels as wrapped_panels
 from landscape.plots.picture import finish as finish
 from landscape.cli.options import command as command
 from landscape.cli.output import files as files
+from landscape.paper.compared import compare_with_paper as compare_with_paper
+from landscape.paper.compared import summary as summary
 from landscape.paper.context import Context as Context
 from landscape.paper.context import Ended as Ended
 from landscape.paper.figure import Drawing as Drawing
-from landscape.paper.figure import compare_with_paper as compare_with_paper
 from landscape.paper.figure import figure as figure
-from landscape.paper.figure import summary as summary
 from landscape.paper.figure import test_error as test_error
 from landscape.paper.verdicts import Effect as Effect
 from landscape.paper.verdicts import Rows as Rows

@@ -21,8 +21,9 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from landscape.core.errors import OperationError
+from landscape.paper.compared import compare_with_paper, mean_and_spread
 from landscape.paper.context import Context, Ended, identity
-from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, mean_and_spread, test_error
+from landscape.paper.figure import Drawing, figure, median_and_range, test_error
 from landscape.paper.run_times import Machines, RunTimes, calibrate, measure_steps, predict
 from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, paired_effect, settings
 from landscape.plots import style
@@ -107,10 +108,8 @@ def _runtime(context: Context) -> Drawing:
     (result,) = context.cached(RunTimes, [], settings, make, (predict,))
     rows = _times(result).drop(columns="step_error")
     most = rows[(rows["workers"] == sizes["workers"][-1]) & rows["algorithm"].str.startswith("dpsgd")]
-    compared = []
-    for row in most.itertuples():
-        what = f"samples/s over SSGD's, {row.workers} workers, {row.algorithm} {row.mixing}"
-        compared.append(Compared(what, f"{row.speedup_over_ssgd:.2f}"))
+    what = "samples/s over SSGD's, {workers} workers, {algorithm} {mixing}"
+    compared = compare_with_paper(most, what, "speedup_over_ssgd")
     odd = falls(result)
     busy = f"Its times fall with more workers for {', '.join(odd)}: they were measured badly." if odd else ""
     return Drawing({"": _draw_times(result)}, rows, compared, busy)
@@ -179,11 +178,12 @@ def _measured(**how: Any) -> list[RunTimes]:
 
 def _judge_loopback(rows: Rows) -> list[Effect]:
     what, effects = "time per step, SSGD / DPSGD", []
+    how: dict[str, Any] = {"times": True, "margin": NEGLIGIBLE}
     for processes, rule in itertools.product(settings(rows, "processes"), list(RULES)[1:]):
-        pair: dict[str, Any] = {"processes": processes, "algorithm": ("ssgd", rule)}
-        where = f"{processes:g} processes, {rule}"
-        effects.append(paired_effect(where, what, rows, "measured_s", times=True, **pair))
-    return [dataclasses.replace(effect, margin=NEGLIGIBLE) for effect in effects]
+        where, pair = f"{processes:g} processes, {rule}", ("ssgd", rule)
+        effect = paired_effect(where, what, rows, "measured_s", processes=processes, algorithm=pair, **how)
+        effects.append(effect)
+    return effects
 
 
 @figure("runtime-loopback", _judge_loopback)
@@ -211,18 +211,17 @@ def _loopback(context: Context) -> Drawing:
     counts = settings(rows, "processes")
     picture, (ax,) = panels(1, 1, 6.4, 3.7)
     for (rule, rule_rows), marker in zip(rows.groupby("algorithm", sort=False), "osD", strict=True):
-        by_count = rule_rows.groupby("processes")[["measured_s", "predicted_s"]].agg(["median", "min", "max"])
-        measured_s, predicted_s = by_count["measured_s"], by_count["predicted_s"]
+        by_count = rule_rows.groupby("processes")
         color, is_atc = color_of(rule), rule.endswith("atc")
         label = f"{rule.upper()}, predicted"
-        ax.plot(counts, predicted_s["median"], color=color, ls=":" if is_atc else "--", label=label)
+        ax.plot(
+            counts, by_count["predicted_s"].median(), color=color, ls=":" if is_atc else "--", label=label
+        )
         look: Any = {"color": color, "marker": marker, "ls": "none", "mfc": "none" if is_atc else color}
-        lengths = [measured_s["median"] - measured_s["min"], measured_s["max"] - measured_s["median"]]
-        label = f"{rule.upper()}, measured"
-        ax.errorbar(counts, measured_s["median"], lengths, capsize=3, label=label, **look)
+        median_and_range(ax, by_count["measured_s"], label=f"{rule.upper()}, measured", **look)
     ax.set(xscale="log", ylim=(0, None), xlabel="processes", ylabel="time per step (s)")
     ax.locator_params(axis="y", nbins=5)
-    ticks_at(ax.xaxis, counts, [*map(str, counts)])
+    ticks_at(ax.xaxis, counts)
     shared_legend(picture, [ax], ncols=3)
     what = "predicted / measured time per step, {algorithm}, {processes} processes"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, "predicted_over_measured"))

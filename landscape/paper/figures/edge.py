@@ -12,19 +12,9 @@ import numpy as np
 import pandas as pd
 
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.paper.compared import Compared, compare_with_paper, mean_and_spread
 from landscape.paper.context import Context, Ended
-from landscape.paper.figure import (
-    Compared,
-    Drawing,
-    compare_with_paper,
-    declared,
-    figure,
-    handle,
-    last,
-    late,
-    mean_and_spread,
-    test_error,
-)
+from landscape.paper.figure import Drawing, declared, figure, handle, last, late, median_and_range, test_error
 from landscape.paper.figures.landscapes import median_rise
 from landscape.paper.figures.large_batch import classes
 from landscape.paper.verdicts import (
@@ -32,13 +22,12 @@ from landscape.paper.verdicts import (
     Numbers,
     Rows,
     by_seed,
-    difference,
     effect_of,
     paired_effect,
     select,
     settings,
 )
-from landscape.plots.picture import caption, formulas, numbered, panels, shared_legend
+from landscape.plots.picture import caption, formulas, panels, shared_legend, wrapped_panels
 from landscape.plots.style import DARK, OTHER, PALE, color_of, log_axis, shades, ticks_at
 from landscape.plots.training import column_of
 from landscape.training.topology import Mixing
@@ -426,13 +415,6 @@ def _curve(rows: Rows, column: str) -> Any:
 _POINTS = "Points: medians over seeds, moved apart sideways; bars: their range."
 
 
-def _draw(ax: Any, rows: Rows, column: str, offset: float, **look: Any) -> None:
-    """Draw the median over seeds and its range by rate, all rates times ``offset``."""
-    by_rate = rows.groupby("lr")[column].agg(["median", "min", "max"]).dropna()
-    lengths = [by_rate["median"] - by_rate["min"], by_rate["max"] - by_rate["median"]]
-    ax.errorbar(by_rate.index * offset, by_rate["median"], lengths, capsize=3, **look)
-
-
 # ---- The rates at which training converges
 
 DPSGD = ("DPSGD", "DPSGD in ATC order")
@@ -502,10 +484,7 @@ def _rates(context: Context) -> Drawing:
     rows_of_tasks = [task_rows for _, task_rows in rows.groupby("task", sort=False)]
     contents = [(ERROR, task_rows) for task_rows in rows_of_tasks]
     contents += [(SHARPNESS, task_rows) for task_rows in rows_of_tasks if (task_rows[SHARPNESS] > 0).any()]
-    names = numbered("panel", len(contents))
-    if len(names) % 2:
-        names.append("")  # the last row has an empty cell
-    picture, axes = panels(len(names) // 2, 2, 4.6, 2.9, names)
+    picture, axes = wrapped_panels(len(contents), 4.6, 2.9, columns=2)
     for ax, (quantity, task_rows) in zip(axes, contents, strict=True):
         _draw_task(ax, task_rows, quantity)
     compared: list[Compared] = []
@@ -523,16 +502,16 @@ def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
     """Draw a quantity of one task by rate, for each algorithm, with its bound or limits."""
     for (name, color), marker, offset in zip(LOOKS.items(), "osD", (0.93, 1.0, 1.07), strict=True):
         rule_rows = select(rows, algorithm=name)
-        _draw(ax, rule_rows, quantity, offset, marker=marker, color=color, label=name)
+        by_rate = rule_rows.groupby("lr")[quantity]
+        median_and_range(ax, by_rate, offset, marker=marker, color=color, label=name)
         limits = rule_rows["limit"].dropna()
         if quantity == SHARPNESS and len(limits):
             # SSGD's line is wider: it can be seen behind an equal line of DPSGD in ATC order.
             ax.axhline(limits.iloc[0], color=color, lw=2.2 if name == "SSGD" else 1.0, ls="--")
     if quantity == ERROR:
         ax.axhline(_bound(rows), color=OTHER, lw=0.9, ls=":", label="halfway from the best to chance")
-    rates = sorted(settings(rows, "lr"))
     ax.set_xscale("log")
-    ticks_at(ax.xaxis, rates, [f"{rate:g}" for rate in rates])
+    ticks_at(ax.xaxis, sorted(settings(rows, "lr")))
     log_axis(ax.yaxis)
     labels = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$ of a run"}
     title = f"{rows['task'].iloc[0]}: {'test error' if quantity == ERROR else 'sharpness'}"
@@ -566,7 +545,7 @@ def _judge_lamb(rows: Rows) -> list[Effect]:
     holds = Effect("", "", tuple(advantages[0])).holds
     reason = "" if holds else "with SGD there is no advantage that could vanish"
     what = "advantage of DPSGD over SSGD in test error (points), with SGD − with LAMB"
-    return [Effect("each at its best rate", what, difference(*advantages), untested=reason)]
+    return [effect_of("each at its best rate", what, *advantages, untested=reason)]
 
 
 @figure("lamb", _judge_lamb)
@@ -578,10 +557,10 @@ def _lamb(context: Context) -> Drawing:
     for (name, (marker, offset)), kind in itertools.product(SETTINGS.items(), ("LAMB", "SGD")):
         color, label = look_of(name)[0], f"{named(name.replace(' AWC', ''))}, {kind}"
         look: Any = {"color": color, "marker": marker, "mfc": "none" if kind == "SGD" else color}
-        _draw(ax, select(rows, optimizer=kind, setting=name), ERROR, offset, label=label, **look)
+        by_rate = select(rows, optimizer=kind, setting=name).groupby("lr")[ERROR]
+        median_and_range(ax, by_rate, offset, label=label, **look)
     ax.set(xlabel="learning rate", ylabel="test error of $w_a$ (%)", xscale="log")
-    rates = sorted(settings(rows, "lr"))
-    ticks_at(ax.xaxis, rates, [f"{rate:g}" for rate in rates])
+    ticks_at(ax.xaxis, sorted(settings(rows, "lr")))
     log_axis(ax.yaxis)
     picture.legend(loc="outside lower center", ncols=2)
     text = Effect("", "", tuple(_advantage(rows, "SGD"))).entry()["text"]

@@ -16,18 +16,9 @@ from landscape import plots
 from landscape.analysis.grids import contour
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.paper.compared import Compared, compare_with_paper, mean_and_spread, printed, summary
 from landscape.paper.context import Context, Ended, Point
-from landscape.paper.figure import (
-    Compared,
-    Drawing,
-    compare_with_paper,
-    figure,
-    last,
-    mean_and_spread,
-    printed,
-    summary,
-    test_error,
-)
+from landscape.paper.figure import Drawing, figure, last, test_error
 from landscape.paper.figures.large_batch import score
 from landscape.paper.verdicts import Effect, Rows, by_seed, effect_of, paired_effect, select, settings
 from landscape.plots.picture import caption, panels
@@ -85,10 +76,8 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
 
     rows = context.table(measure)
     paper_errors = select(printed("figures"), figure=name).set_index("algorithm")["value"]
-    compared = [
-        Compared(f"test error of {algorithm} (%)", text(group[ERROR]), paper_errors[algorithm])
-        for algorithm, group in rows.groupby("algorithm", sort=False)
-    ]
+    with_paper = rows.assign(paper=rows["algorithm"].map(paper_errors))
+    compared = compare_with_paper(with_paper, "test error of {algorithm} (%)", ERROR, text, "{paper}")
     for surface in surfaces_of_seed_0:
         lowest, highest = np.nanmin(surface.loss), np.nanmax(surface.loss)
         what = f"test loss over the plane, {surface.label}"

@@ -9,7 +9,6 @@ import functools
 import itertools
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,18 +16,9 @@ import pandas as pd
 
 from landscape import models
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.paper.compared import Compared, compare_with_paper, mean_and_spread, printed
 from landscape.paper.context import Context, Ended
-from landscape.paper.figure import (
-    Compared,
-    Drawing,
-    declared,
-    figure,
-    handle,
-    last,
-    mean_and_spread,
-    printed,
-    test_error,
-)
+from landscape.paper.figure import Drawing, declared, figure, handle, last, test_error
 from landscape.paper.verdicts import (
     Effect,
     Numbers,
@@ -115,8 +105,8 @@ def gain(where: str, quantity: str, names: tuple[str, ...], *pair: Numbers, leas
     """
     order = 1 if quantity == "test_accuracy" else -1
     where += " − ".join(names[::order])
-    effect = effect_of(where, GAIN[quantity], *pair[::order], claimed=(least, math.inf))
-    return replace(effect, margin=MARGIN[quantity])
+    what, margin = GAIN[quantity], MARGIN[quantity]
+    return effect_of(where, what, *pair[::order], claimed=(least, math.inf), margin=margin)
 
 
 # ---- Figure 1
@@ -144,14 +134,13 @@ def _fig1(context: Context) -> Drawing:
     picture, axes = panels(1, 3, 3.5, 3.2)
     for ax, (model, quantity) in zip(axes, _QUANTITIES.items(), strict=True):
         for k, (name, ls) in enumerate(_LINES.items()):
-            runs = context.ended(model=model, algorithm=name)
             of_rule = select(rows, model=model, algorithm=name)
             # Earlier rules have wider lines, so that equal curves are both visible.
             draw_curves(ax, of_rule, "value", name, color=color_of(name), ls=ls, lw=2.2 - 0.4 * k)
-            scores = [score(run.end, quantity) for run in runs]
+            scores = ends(of_rule, "value", quantity)
             what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {_network(context, model)}, {name}"
             number = select(printed("figures"), figure="fig1", network=model, algorithm=name)["value"].item()
-            compared.append(Compared(what, mean_and_spread(scores), number))
+            compared.append(Compared(what, mean_and_spread(scores.tolist()), number))
         title = f"{_network(context, model)}, {_batch(context, model=model)}"
         ax.set(title=title, xlabel="epoch", ylabel=_WHAT[quantity])
     shared_legend(picture, axes, ncols=3)
@@ -240,10 +229,7 @@ def _table1(context: Context) -> Drawing:
     keys = dict(zip(networks["network"], networks["_model"], strict=True))
     rows["parameters"] = [Layout.of(models.build(keys.get(name, "lstm"))).size for name in rows["network"]]
     rows["ours"], rows["paper"] = 4 * rows["parameters"] / MIB, rows["paper"].astype(float)
-    compared = [
-        Compared(f"MiB, {row.network} ({row.setting})", f"{row.ours:.2f}", f"{row.paper:.2f}")
-        for row in rows.itertuples()
-    ]
+    compared = compare_with_paper(rows, "MiB, {network} ({setting})", "ours", paper="{paper:.2f}")
     return Drawing({}, rows[["setting", "network", "parameters", "ours", "paper"]], compared)
 
 
@@ -272,13 +258,6 @@ def judge_pairs(rows: Rows, quantity: str, small: str = "") -> list[Effect]:
     return effects
 
 
-def value_text(mean: float, spread: float = float("nan")) -> str:
-    """Return "36.90 ± 1.10", or "diverged" for what is not finite."""
-    if not np.isfinite(mean):
-        return "diverged"
-    return f"{mean:.2f}" if np.isnan(spread) else f"{mean:.2f} ± {spread:.2f}"
-
-
 def _add_table(
     name: str, file: str, column: str, where: dict[str, str], quantity: str = "test_accuracy", small: str = ""
 ) -> None:
@@ -300,18 +279,20 @@ def _add_table(
             values = {**run.values, "RULE": run.values["_rule"].upper()}
             row = select(numbers, **{key: pattern.format(**values) for key, pattern in where.items()})
             end, recipe = run.end, run.last.recipe
-            lr = recipe.schedule.peak_lr(recipe.lr, recipe.batch)
-            ours = {"ours": score(end, quantity), "lr": lr, "batch": recipe.batch, "diverged": end.diverged}
-            return ours | {"paper": float(row[column.format(**values)].iloc[0])}
+            label = "{algorithm}, {at}, {network}".format(**values).removeprefix(", ")
+            return {
+                "ours": score(end, quantity),
+                "lr": recipe.schedule.peak_lr(recipe.lr, recipe.batch),
+                "batch": recipe.batch,
+                "diverged": end.diverged,
+                "paper": float(row[column.format(**values)].iloc[0]),
+                "what": used(label, recipe.batch),
+            }
 
         rows = context.table(measure)
-        keys, columns = ["algorithm", "at", "network"], ["ours", "lr", "batch", "diverged", "paper"]
-        groups = rows.groupby([*keys, "batch", "paper"], sort=False, dropna=False)["ours"]
-        compared = []
-        for (algorithm, at, network, batch, paper_number), ours in groups:
-            what = used(f"{algorithm}, {at}, {network}".removeprefix(", "), batch)  # names the batch, too
-            compared.append(Compared(what, value_text(ours.mean(), ours.std()), f"{paper_number:.2f}"))
-        return Drawing({}, rows[[*keys, "seed", *columns]], compared)
+        compared = compare_with_paper(rows, "{what}", "ours", mean_and_spread, "{paper:.2f}")
+        columns = ["algorithm", "at", "network", "seed", "ours", "lr", "batch", "diverged", "paper"]
+        return Drawing({}, rows[columns], compared)
 
     pairs = functools.partial(judge_pairs, quantity=quantity, small=small)
     figure(name, judge_batches if name == "table2" else pairs)(draw)

@@ -17,8 +17,9 @@ from landscape.analysis.noise import noise
 from landscape.analysis.spread import smoothing
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate, mean_and_error
+from landscape.paper.compared import Compared, summary
 from landscape.paper.context import Context, Ended, Point
-from landscape.paper.figure import Compared, Drawing, declared, figure, handle, late, summary
+from landscape.paper.figure import Drawing, declared, figure, handle, late
 from landscape.paper.verdicts import CONFIDENCE, Effect, Rows, effect_of, paired_effect, select, settings
 from landscape.plots.picture import caption, panels, points, shared_legend, wrapped_panels
 from landscape.plots.style import CYCLE, OTHER, color_of, log_axis
@@ -442,14 +443,12 @@ def _disagreement(context: Context) -> Drawing:
     for network, group in once.groupby("network", sort=False):
         pictures[f"-{network.split(',')[0].lower()}" if pictures else ""] = _shares_picture(group, network)
     compared = []
+    what = "share in the sharp space of the spread; of the noise; of a random direction"
     for key, group in rows.groupby(PLACE, sort=False):
         half = late(group).groupby("seed").mean(numeric_only=True)
         names = (*LAYOUT["shares"][:2], "random_share")
         texts = [_text(half[name], ".2g") for name in names]
-        what = (
-            f"{', '.join(key)}: share in the sharp space of the spread; of the noise; of a random direction"
-        )
-        compared.append(Compared(what, "; ".join(texts)))
+        compared.append(Compared(f"{', '.join(key)}: {what}", "; ".join(texts)))
     return Drawing(pictures, rows, compared)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,8 +26,9 @@ from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.limits import limits, max_stable_step, polynomials
 from landscape.models import Saddle
+from landscape.paper.compared import Compared, compare_with_paper, printed, summary
 from landscape.paper.context import Context, Ended
-from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, printed, summary
+from landscape.paper.figure import Drawing, figure
 from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, by_seed, paired_effect, select, settings
 from landscape.plots import style
 from landscape.plots.picture import finish, panels, points, wrapped_panels
@@ -386,8 +387,7 @@ def _boundary(context: Context) -> Drawing:
     line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
     ax.plot(DELAYS[1:], line, color=style.OTHER, lw=0.9, ls=":", label="π/(2τ + 1), no momentum")
     ax.set_xscale("symlog", base=2, linthresh=1)
-    ticks = [0, 1, 2, 4, 8, 16, 32, 64]
-    ticks_at(ax.xaxis, ticks, [*map(str, ticks)])
+    ticks_at(ax.xaxis, [0, 1, 2, 4, 8, 16, 32, 64])
     ax.set(xlabel="delay τ (steps)", ylabel="largest stable ηλ", yscale="log")
     picture.legend(loc="outside lower center", ncols=2)
     compared = list[Compared]()
@@ -450,14 +450,13 @@ def _delay_minima(context: Context) -> Drawing:
         (result,) = context.cached(Minima, point, sizes, make, (minima,))
         results.append(result)
         forms = ("no momentum", f"momentum {result.momentum:g}", f"shifted momentum {result.momentum:g}")
-        columns = {
+        return pd.DataFrame({
             "delay": np.tile(result.delay, len(forms)),
             "form": np.repeat(forms, len(result.delay)),
             "largest_lr_that_stays": result.boundary.ravel(),
             "predicted_lr": result.predicted.ravel(),
             "ratio": (result.boundary / result.predicted).ravel(),
-        }
-        return pd.DataFrame(columns)
+        })  # fmt: skip
 
     rows = context.table(measure)
     what = "largest rate that stays / predicted, {form}"
@@ -471,12 +470,11 @@ def _delay_minima(context: Context) -> Drawing:
 def _judge_saddles(rows: Rows) -> list[Effect]:
     """Judge each setting; a run that does not leave counts with all of its steps."""
     what = "steps of SSGD / of DPSGD"
-    how: dict[str, Any] = {"algorithm": ("ssgd", "dpsgd"), "times": True}
-    effects = [
+    how: dict[str, Any] = {"algorithm": ("ssgd", "dpsgd"), "times": True, "margin": NEGLIGIBLE}
+    return [
         paired_effect(f"{vary} {value:g}", what, rows, "steps", vary=vary, value=value, **how)
         for vary, value in settings(rows, "vary", "value")
     ]
-    return [replace(effect, margin=NEGLIGIBLE) for effect in effects]
 
 
 def _draw_escapes(results: Sequence[Escape]) -> Figure:
@@ -498,7 +496,7 @@ def _draw_escapes(results: Sequence[Escape]) -> Figure:
             ax.plot(r.values, median[a], label=style.paper_name(name), **look)
         ax.set_xscale("log", base=10 if r.vary == "noise" else 2)
         if r.vary != "noise":
-            ticks_at(ax.xaxis, r.values, [f"{v:g}" for v in r.values])
+            ticks_at(ax.xaxis, r.values)
         style.log_axis(ax.yaxis)
         ax.set(title=r.setting, xlabel=names[r.vary])
     axes[0].set_ylabel("steps to escape")
