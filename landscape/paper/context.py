@@ -272,7 +272,7 @@ class Context:
         """Return a table of the runs that have ended: the values of their cells, and their measurements.
 
         Args:
-            measure: returns a row of a run as a dict, or several rows as a list or a table.
+            measure: returns a row of a run as a dict, or several rows, or a table.
             values: values of the runs; by default, all runs.
         """
         import pandas as pd

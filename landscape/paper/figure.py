@@ -72,9 +72,10 @@ class Block:
             values |= {name: template.format(**values) for name, template in self.labels.items()}
             name = self.recipe.format(**values)
             changes = [template.format(**values) for template in self.set]
-            changes = [change for change in changes if change]
             for seed in range(self.seeds[SCALES.index(scale)]):
-                yield Cell(values | {"seed": seed}, scaled(scale, name, changes, seed, self.epochs))
+                yield Cell(
+                    values | {"seed": seed}, scaled(scale, name, filter(None, changes), seed, self.epochs)
+                )
 
 
 def _rows(axis: Any, scale: Scale) -> list[list[tuple[str, Any]]]:

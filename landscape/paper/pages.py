@@ -236,8 +236,6 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
             path = path.with_suffix(".csv")  # the file that an error below names
             csv_text = read_regular(path, MAX_BYTES).decode()
             entries[name] = entry | verdict(name, entry["scale"], csv_text, entry.get("remark", ""))
-        except OperationError:
-            raise
         except DAMAGED as error:
             reason = " ".join(str(error).split())
             raise OperationError(f"{path}: damaged ({reason}); make the figure again") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -179,7 +179,7 @@ class Effect:
 
 
 #: Gives the effects on which the verdict on a claim rests, from the rows of a figure's CSV.
-Judge = Callable[[Rows], list[Effect]]
+Judge = Callable[[Rows], Iterable[Effect]]
 
 
 def judged(judge: Judge, rows: Rows) -> list[Effect]:
@@ -192,7 +192,7 @@ def judged(judge: Judge, rows: Rows) -> list[Effect]:
         'its CSV has no numbers by seed (seed)'
     """
     try:
-        return judge(rows)
+        return list(judge(rows))
     except KeyError as error:  # of pandas
         return [Effect("", "", (), untested=f"its CSV has no numbers by seed ({error.args[0]})")]
 
@@ -250,9 +250,9 @@ def settings(rows: Rows, *names: str) -> list[Any]:
         [(2, 'x'), (1, 'y')]
     """
     distinct = rows[list(names)].drop_duplicates()
-    return (
-        distinct[names[0]].tolist() if len(names) == 1 else list(distinct.itertuples(index=False, name=None))
-    )
+    if len(names) == 1:
+        return distinct[names[0]].tolist()
+    return list(distinct.itertuples(index=False, name=None))
 
 
 def by_seed(rows: Rows, value: str, /, **where: Any) -> Numbers:

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -176,14 +177,12 @@ def _measured(**how: Any) -> list[RunTimes]:
         return [times for times in base.load_results(path) if isinstance(times, RunTimes)]
 
 
-def _judge_loopback(rows: Rows) -> list[Effect]:
-    what, effects = "time per step, SSGD / DPSGD", []
+def _judge_loopback(rows: Rows) -> Iterator[Effect]:
+    what = "time per step, SSGD / DPSGD"
     how: dict[str, Any] = {"times": True, "margin": NEGLIGIBLE}
     for processes, rule in itertools.product(settings(rows, "processes"), list(RULES)[1:]):
         where, pair = f"{processes:g} processes, {rule}", ("ssgd", rule)
-        effect = paired_effect(where, what, rows, "measured_s", processes=processes, algorithm=pair, **how)
-        effects.append(effect)
-    return effects
+        yield paired_effect(where, what, rows, "measured_s", processes=processes, algorithm=pair, **how)
 
 
 @figure("runtime-loopback", _judge_loopback)
@@ -233,14 +232,13 @@ NAMED = {"local-sgd": "local SGD", "slowmo": "with slow momentum"}
 ACCURACY = "test_accuracy_percent"
 
 
-def _judge_local(rows: Rows) -> list[Effect]:
+def _judge_local(rows: Rows) -> Iterator[Effect]:
     what, (first, *longer) = "test accuracy (points)", settings(rows, "period")
     where, ends = f"local SGD, with H = {first:g} − with H = {longer[-1]:g}", (first, longer[-1])
-    effects = [paired_effect(where, what, rows, ACCURACY, algorithm="local-sgd", period=ends)]
+    yield paired_effect(where, what, rows, ACCURACY, algorithm="local-sgd", period=ends)
     for h in longer:
         where, pair = f"with − without slow momentum, averages every {h:g} steps", ("slowmo", "local-sgd")
-        effects.append(paired_effect(where, what, rows, ACCURACY, algorithm=pair, period=h))
-    return effects
+        yield paired_effect(where, what, rows, ACCURACY, algorithm=pair, period=h)
 
 
 @figure("local-sgd", _judge_local)

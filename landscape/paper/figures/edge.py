@@ -6,6 +6,7 @@ Then the rates at which training converges, of DPSGD-2021, and (our choice) a tu
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -72,21 +73,20 @@ def settings_legend(picture: Any, *more: Any, columns: int, **look: Any) -> None
 # ---- Each algorithm at its own edge
 
 
-def _judge_edge(rows: Rows) -> list[Effect]:
+def _judge_edge(rows: Rows) -> Iterator[Effect]:
     """Judge each setting's plateau against its limit, their order in AWC order, and ATC against SSGD."""
-    effects, what = [], "plateau of ηλ_max"
+    what = "plateau of ηλ_max"
     near_one: dict[str, Any] = {"times": True, "claimed": NEAR}
     for rate in settings(rows, "lr"):
         for pair in (("SSGD", "full AWC"), ("full AWC", "ring(1) AWC")):
             where = f"α = {rate:g}, {pair[0]} − {pair[1]}"
-            effects.append(paired_effect(where, what, rows, LEVEL, lr=rate, setting=pair))
+            yield paired_effect(where, what, rows, LEVEL, lr=rate, setting=pair)
         for mixing in MIXINGS:
             where, pair = f"α = {rate:g}, {mixing} ATC / SSGD", (f"{mixing} ATC", "SSGD")
-            effects.append(paired_effect(where, what, rows, LEVEL, lr=rate, setting=pair, **near_one))
+            yield paired_effect(where, what, rows, LEVEL, lr=rate, setting=pair, **near_one)
     for rate, name in settings(rows, "lr", "setting"):
         levels, limits = (by_seed(rows, column, lr=rate, setting=name) for column in (LEVEL, "limit"))
-        effects.append(effect_of(f"α = {rate:g}, {name}", f"{what} / limit", levels, limits, **near_one))
-    return effects
+        yield effect_of(f"α = {rate:g}, {name}", f"{what} / limit", levels, limits, **near_one)
 
 
 @figure("edge", _judge_edge)
@@ -141,18 +141,17 @@ def _correlation(rows: Rows) -> float:
     return float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
 
 
-def _judge_follows(rows: Rows) -> list[Effect]:
+def _judge_follows(rows: Rows) -> Iterator[Effect]:
     """Judge SSGD against DPSGD ring(2) in AWC order by rate, and the correlation over all settings."""
-    effects = []
     for rate in settings(rows, "lr"):
         where = f"α = {rate:g}, SSGD {{}} ring(2) AWC"
         pair: dict[str, Any] = {"lr": rate, "setting": ("SSGD", "ring(2) AWC")}
-        effects.append(paired_effect(where.format("−"), "test error (points)", rows, ERROR, **pair))
+        yield paired_effect(where.format("−"), "test error (points)", rows, ERROR, **pair)
         what = "rise of the loss around w_a"
-        effects.append(paired_effect(where.format("/"), what, rows, RISE, times=True, **pair))
+        yield paired_effect(where.format("/"), what, rows, RISE, times=True, **pair)
     correlations = tuple(_correlation(seed_rows) for _, seed_rows in rows.groupby("seed"))
     what = "correlation of log λ_max with the log of the rise of the loss around w_a"
-    return [*effects, Effect("over all settings, by seed", what, correlations)]
+    yield Effect("over all settings, by seed", what, correlations)
 
 
 @figure("edge-follows", _judge_follows)
@@ -198,7 +197,7 @@ LEARNERS = 6
 CLAIMED = {"the same gap": (1.25, np.inf), "the same ω_min": (0.8, 1.25)}
 
 
-def _judge_lazy(rows: Rows) -> list[Effect]:
+def _judge_lazy(rows: Rows) -> Iterator[Effect]:
     """Judge the powers of 1 + ω_min and of the gap that fit the sharpness, and the families."""
     omega_powers, gap_powers = [], []
     for _, seed_rows in rows.groupby("seed", sort=False):
@@ -209,17 +208,14 @@ def _judge_lazy(rows: Rows) -> list[Effect]:
             omega_powers.append(float(fit[1]))
             gap_powers.append(float(fit[2]))
     where, what = "six mixing matrices", "sharpness as a product of powers: exponent of"
-    effects = [
-        Effect(where, f"{what} 1 + ω_min", tuple(omega_powers), (0.5, 1.5)),
-        Effect(where, f"{what} the spectral gap", tuple(gap_powers), (-0.25, 0.25)),
-    ]
+    yield Effect(where, f"{what} 1 + ω_min", tuple(omega_powers), (0.5, 1.5))
+    yield Effect(where, f"{what} the spectral gap", tuple(gap_powers), (-0.25, 0.25))
     for family, claimed in CLAIMED.items():
         first, *other_settings = settings(select(rows, panel=family), "setting")
         for name in other_settings:
             where, pair = f"{family}: {name} / {first}", (name, first)
             options: dict[str, Any] = {"times": True, "claimed": claimed, "setting": pair}
-            effects.append(paired_effect(where, "plateau of ηλ_max", rows, LEVEL, panel=family, **options))
-    return effects
+            yield paired_effect(where, "plateau of ηλ_max", rows, LEVEL, panel=family, **options)
 
 
 @figure("edge-lazy", _judge_lazy)
@@ -271,13 +267,11 @@ def _settled(rows: Rows) -> Rows:
     return late(rows[rows["loss"] > LEARNED], "rule", "optimizer", "seed")
 
 
-def _judge_geometries(rows: Rows) -> list[Effect]:
+def _judge_geometries(rows: Rows) -> Iterator[Effect]:
     """Judge the median of each run, by rule and optimizer."""
-    effects = []
     for (rule, optimizer), group in _settled(rows).groupby(["rule", "optimizer"], sort=False):
         values = tuple(group.groupby("seed")["ratio"].median().tolist())
-        effects.append(Effect(f"{optimizer}, {rule}", "η × sharpness / limit", values, SETTLED, ratio=True))
-    return effects
+        yield Effect(f"{optimizer}, {rule}", "η × sharpness / limit", values, SETTLED, ratio=True)
 
 
 @figure("edge-geometries", _judge_geometries)
@@ -333,9 +327,9 @@ def _ratio(means: Rows) -> Any:
     return means["noise_trace"] / means["noise_norm2"].where(means["noise_norm2"] > 0)
 
 
-def _judge(rows: Rows) -> list[Effect]:
+def _judge(rows: Rows) -> Iterator[Effect]:
     """Judge how much nearer to the limit batch sharpness is than λ_max, at the smallest batch."""
-    effects, second_half = [], late(rows, *_RUN)
+    second_half = late(rows, *_RUN)
     what = "how much nearer batch sharpness is to the limit than λ_max (logarithm of the ratio)"
     columns, batch = ["lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit"], rows["batch"].min()
     for name in settings(rows, "setting"):
@@ -343,8 +337,7 @@ def _judge(rows: Rows) -> list[Effect]:
         with np.errstate(invalid="ignore"):  # a negative sharpness has no logarithm: not tested
             distance = np.abs(np.log(medians.div(medians["lr_lambda_limit"], axis=0)))
         gains = tuple((distance["lr_lambda_max"] - distance["lr_batch_sharpness"]).tolist())
-        effects.append(Effect(f"nB = {batch:g}, {named(name)}", what, gains))
-    return effects
+        yield Effect(f"nB = {batch:g}, {named(name)}", what, gains)
 
 
 @figure("instruments", _judge)
@@ -448,16 +441,15 @@ def largest_log2_rates(rows: Rows) -> dict[str, Numbers]:
     return {name: rates[name] for name in settings(rows, "algorithm")}
 
 
-def _judge_rates(rows: Rows) -> list[Effect]:
+def _judge_rates(rows: Rows) -> Iterator[Effect]:
     """Judge by how many doublings of the rate DPSGD converges beyond SSGD, by task and form."""
-    effects, what = [], "log₂ of the largest rate that converges"
+    what = "log₂ of the largest rate that converges"
     for task, task_rows in rows.groupby("task", sort=False):
         log2_rates = largest_log2_rates(task_rows)
         ssgd = log2_rates.pop("SSGD", None)
         if ssgd is not None:
             for name, dpsgd in log2_rates.items():
-                effects.append(effect_of(f"{task}: {name} − SSGD", what, dpsgd, ssgd))
-    return effects
+                yield effect_of(f"{task}: {name} − SSGD", what, dpsgd, ssgd)
 
 
 @figure("lr-divergence", _judge_rates)

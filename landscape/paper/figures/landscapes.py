@@ -5,7 +5,7 @@ Figure 2 is MNIST at the paper's own size, 3 and 4 are CIFAR-10.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -155,19 +155,17 @@ def _flatness(context: Context) -> Drawing:
     """
     final_loss = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
 
-    def measure(run: Ended) -> list[dict[str, Any]]:
+    def measure(run: Ended) -> Iterator[dict[str, Any]]:
         reached_loss = max(final_loss[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
 
         def distance(point: Point) -> float:
             return abs(float(np.log(last(point, "train_loss") / reached_loss)))
 
         points = {"end": run.last, "equal loss": min(run.points, key=distance)}
-        rises = []
         for when, point in points.items():
             for label, options in _MEASURES.items():
                 rise = median_rise(context.contour(point, **options))
-                rises.append({"point": when, "directions": label, "step": point.step, RISE: rise})
-        return rises
+                yield {"point": when, "directions": label, "step": point.step, RISE: rise}
 
     rows = context.table(measure)
     effects = _judge_flatness(rows)

@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -115,14 +116,12 @@ _QUANTITIES = {"lstm": "test_loss", "efficientnet-b0": "test_accuracy", "senet-1
 _LINES = {"SSGD": "-", "SSGD*": "--", "DPSGD": "-."}
 
 
-def _judge_1(rows: Rows) -> list[Effect]:
+def _judge_1(rows: Rows) -> Iterator[Effect]:
     """Judge DPSGD against both others."""
     names = {"lstm": "LSTM", "efficientnet-b0": "EfficientNet-B0", "senet-18": "SENet-18"}
-    effects = []
     for (model, quantity), baseline in itertools.product(_QUANTITIES.items(), ("SSGD", "SSGD*")):
         pair = (ends(rows, "value", quantity, model=model, algorithm=a) for a in ("DPSGD", baseline))
-        effects.append(gain(f"{names[model]}, ", quantity, ("DPSGD", baseline), *pair))
-    return effects
+        yield gain(f"{names[model]}, ", quantity, ("DPSGD", baseline), *pair)
 
 
 @figure("fig1", _judge_1)
@@ -133,22 +132,18 @@ def _fig1(context: Context) -> Drawing:
     compared = list[Compared]()
     picture, axes = panels(1, 3, 3.5, 3.2)
     for ax, (model, quantity) in zip(axes, _QUANTITIES.items(), strict=True):
+        network = next(c.values["_network"] for c in context.cells if c.values["model"] == model)
         for k, (name, ls) in enumerate(_LINES.items()):
             of_rule = select(rows, model=model, algorithm=name)
             # Earlier rules have wider lines, so that equal curves are both visible.
             draw_curves(ax, of_rule, "value", name, color=color_of(name), ls=ls, lw=2.2 - 0.4 * k)
             scores = ends(of_rule, "value", quantity)
-            what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {_network(context, model)}, {name}"
+            what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {network}, {name}"
             number = select(printed("figures"), figure="fig1", network=model, algorithm=name)["value"].item()
             compared.append(Compared(what, mean_and_spread(scores.tolist()), number))
-        title = f"{_network(context, model)}, {_batch(context, model=model)}"
-        ax.set(title=title, xlabel="epoch", ylabel=_WHAT[quantity])
+        ax.set(title=f"{network}, {_batch(context, model=model)}", xlabel="epoch", ylabel=_WHAT[quantity])
     shared_legend(picture, axes, ncols=3)
     return Drawing({"": picture}, rows, compared)
-
-
-def _network(context: Context, model: str) -> str:
-    return next(str(c.values["_network"]) for c in context.cells if c.values["model"] == model)
 
 
 def _batch(context: Context, **values: Any) -> str:
@@ -160,15 +155,13 @@ def _batch(context: Context, **values: Any) -> str:
 # ---- Figures 6 and 7
 
 
-def _judge_progress(rows: Rows) -> list[Effect]:
+def _judge_progress(rows: Rows) -> Iterator[Effect]:
     """Judge DPSGD against SSGD at each network's largest batch."""
     quantity = "test_loss" if "test_loss" in rows else "test_accuracy"
-    effects = []
     for model, batch in rows.groupby("model", sort=False)["batch"].max().items():
         pair = (ends(rows, quantity, quantity, model=model, batch=batch, algorithm=a) for a in _PAIR[::-1])
         where = f"{model}, batch {batch * (16 if quantity == 'test_loss' else 1):g}, "
-        effects.append(gain(where, quantity, _PAIR[::-1], *pair))
-    return effects
+        yield gain(where, quantity, _PAIR[::-1], *pair)
 
 
 _PAIR = ("SSGD", "DPSGD")
@@ -236,26 +229,23 @@ def _table1(context: Context) -> Drawing:
 # ---- Tables 2 to 6
 
 
-def judge_batches(rows: Rows) -> list[Effect]:
+def judge_batches(rows: Rows) -> Iterator[Effect]:
     """Judge batch 1024 against each larger one, at the same rate."""
     rows, what = rows[rows["seed"].notna()], "test accuracy (points)"
-    effects = []
     for network, batch in itertools.product(settings(rows, "network"), (2048, 4096, 8192)):
         where, pair = f"{network}, batch 1024 − batch {batch}", ("batch 1024", f"batch {batch}")
-        effects.append(paired_effect(where, what, rows, "ours", network=network, at=pair))
-    return effects
+        yield paired_effect(where, what, rows, "ours", network=network, at=pair)
 
 
-def judge_pairs(rows: Rows, quantity: str, small: str = "") -> list[Effect]:
+def judge_pairs(rows: Rows, quantity: str, small: str = "") -> Iterator[Effect]:
     """Judge whether DPSGD is better than SSGD or, at settings that begin with ``small``, as good."""
-    effects, rows = [], rows[rows["seed"].notna()]
+    rows = rows[rows["seed"].notna()]
     forms = [a for a in settings(rows, "algorithm") if a.startswith("DPSGD")]
     for (network, at), form in itertools.product(settings(rows, "network", "at"), forms):
         dpsgd, ssgd = (by_seed(rows, "ours", algorithm=a, network=network, at=at) for a in (form, "SSGD"))
         if len(dpsgd) and len(ssgd):
             margin = -MARGIN[quantity] if small and at.startswith(small) else 0.0
-            effects.append(gain(f"{network}, {at}: ", quantity, (form, "SSGD"), dpsgd, ssgd, least=margin))
-    return effects
+            yield gain(f"{network}, {at}: ", quantity, (form, "SSGD"), dpsgd, ssgd, least=margin)
 
 
 def _add_table(

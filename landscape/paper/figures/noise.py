@@ -6,7 +6,7 @@ The rules are decomposed, and tell whether the spread lies in sharp directions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -65,20 +65,16 @@ def _eq4(context: Context) -> Drawing:
         problem, step = context.problem(run, "train"), str(run.step)
         return noise(problem, run.weights, run.lr, run.local_batch, draws=draws, label=step)
 
-    def measure(run: Ended) -> list[dict[str, Any]]:
-        """Return a row for each of the four numbers at each checkpoint of a run."""
+    def measure(run: Ended) -> Iterator[dict[str, Any]]:
+        """Yield a row for each of the four numbers at each checkpoint of a run."""
 
         def make() -> list[Noise]:
             return [noise_at(point) for point in run.points]
 
         results = context.cached(Noise, run.points, {"draws": draws, "along": True}, make, (noise,))
-        rows_of_run = []
-        for name in _FORMS:
-            for result in results:
-                value, error = result.means()[name]
-                row = {"step": int(result.label), "estimate": name, "value": value, "standard_error": error}
-                rows_of_run.append(row)
-        return rows_of_run
+        for name, result in itertools.product(_FORMS, results):
+            value, error = result.means()[name]
+            yield {"step": int(result.label), "estimate": name, "value": value, "standard_error": error}
 
     rows = context.table(measure)
     groups = rows.groupby("seed")
@@ -174,16 +170,15 @@ def _smoothed(context: Context, point: Point) -> Smoothing:
     return context.cached(Smoothing, point, {"pairs": draws, "samples": samples}, make, by)[0]
 
 
-def _judge_smoothing(rows: Rows) -> list[Effect]:
+def _judge_smoothing(rows: Rows) -> Iterator[Effect]:
     """Judge DPSGD's checkpoints, the first and the last of each seed."""
     seeds = rows["checkpoint"].astype(str).str.extract(r"^dpsgd, seed (\d+), step ", expand=False)
     runs, below = rows.groupby(seeds, sort=False), (-np.inf, 1.0)
-    effects = []
     for when, run in (("early", runs.first()), ("at the end", runs.last())):
         flat = tuple((run["lambda_smoothed"] / run["lambda_max"]).tolist())
-        effects.append(Effect(when, "λ_max of the smoothed loss / of the loss", flat, below, ratio=True))
+        yield Effect(when, "λ_max of the smoothed loss / of the loss", flat, below, ratio=True)
     low = tuple((runs.first()["alpha_e"] / runs.first()["alpha"]).tolist())
-    return [*effects, Effect("early", "effective rate α_e / α", low, below)]
+    yield Effect("early", "effective rate α_e / α", low, below)
 
 
 @figure("smoothing", _judge_smoothing)
@@ -291,22 +286,20 @@ def _measured(run: Ended, until: int) -> dict[str, Any]:
     }
 
 
-def _judge_rules(rows: Rows) -> list[Effect]:
+def _judge_rules(rows: Rows) -> Iterator[Effect]:
     """Judge local SGD against SSGD at equal bytes, MuLoCo against DiLoCo, and what skewed data cost D²."""
-    effects = []
     for network, split in settings(rows, "network", "split"):
         place: dict[str, Any] = {"network": network, "split": split}
         where = f"{network}, {split}"
         what = "test error at equal bytes, SSGD − local SGD (points)"
-        effects.append(paired_effect(where, what, rows, ERROR, at=BYTES, rule=("SSGD", "local SGD"), **place))
+        yield paired_effect(where, what, rows, ERROR, at=BYTES, rule=("SSGD", "local SGD"), **place)
         what = f"cosine of the displacement of w_a with −g, {MULOCO} − {DILOCO}"
-        effects.append(paired_effect(where, what, rows, COSINE, at=SAMPLES, rule=(MULOCO, DILOCO), **place))
+        yield paired_effect(where, what, rows, COSINE, at=SAMPLES, rule=(MULOCO, DILOCO), **place)
     for network in settings(rows, "network"):
         by = select(rows, network=network, at=SAMPLES).pivot_table(ERROR, "seed", ["rule", "split"])
         worse = {rule: by[rule, SKEWED] - by[rule, IID] for rule in ("DPSGD AWC", "D²")}
         what = f"what {SKEWED} adds to the test error, DPSGD AWC − D² (points)"
-        effects.append(effect_of(network, what, worse["DPSGD AWC"], worse["D²"]))
-    return effects
+        yield effect_of(network, what, worse["DPSGD AWC"], worse["D²"])
 
 
 @figure("rules", _judge_rules)
@@ -418,20 +411,18 @@ def _along(run: Ended) -> Rows:
     return table.assign(alignment=alignment, random_share=random_share).astype({"step": int})
 
 
-def _judge_disagreement(rows: Rows) -> list[Effect]:
+def _judge_disagreement(rows: Rows) -> Iterator[Effect]:
     """Judge each rule's share of the spread against that of the noise, and adaptive consensus."""
-    effects = []
     for key, group in rows.groupby(PLACE, sort=False):
         means = late(group).groupby("seed")[["spread_share", "noise_share"]].mean()
         what = "share in the sharp space, the spread's / the noise's"
         pair = means["spread_share"], means["noise_share"]
-        effects.append(effect_of(", ".join(key), what, *pair, times=True))
+        yield effect_of(", ".join(key), what, *pair, times=True)
     for (network, split), group in rows.groupby(PLACE[:2], sort=False):
         means = late(group).groupby(["rule", "seed"], as_index=False)["alignment"].mean()
         what = f"tr(HC)/(λ_max tr C), {ADAPTIVE} / {PLAIN}"
         how: dict[str, Any] = {"times": True, "claimed": (0.0, 1.0), "rule": (ADAPTIVE, PLAIN)}
-        effects.append(paired_effect(f"{network}, {split}", what, means, "alignment", **how))
-    return effects
+        yield paired_effect(f"{network}, {split}", what, means, "alignment", **how)
 
 
 @figure("disagreement", _judge_disagreement)

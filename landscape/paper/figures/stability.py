@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -358,19 +358,19 @@ FORMS: dict[tuple[float, Any], str] = {
 }
 
 
-def _judge_boundary(rows: Rows) -> list[Effect]:
+def _judge_boundary(rows: Rows) -> Iterator[Effect]:
     """Judge the boundary, which is exact: no seed enters."""
-    effects, limits = [], {}
+    limits = {}
     for m, form in FORMS:
         chosen = select(rows, momentum=m, form=form)
         limits[m, form] = chosen.set_index("delay")["limit"]
         tau, limit = np.log(chosen[["delay", "limit"]].to_numpy(float)[-5:].T)
         slope = float(np.polyfit(tau, limit, 1)[0])
         name = f"{form} momentum {m:g}" if m else "no momentum"
-        effects.append(Effect(name, "power of τ, long delays", (slope,), (-1.15, -0.85), exact=True))
+        yield Effect(name, "power of τ, long delays", (slope,), (-1.15, -0.85), exact=True)
     more = (limits[0.9, "shifted"] / limits[0.9, "ordinary"]).drop(0)
     what = "limit of shifted / ordinary momentum"
-    return [*effects, Effect("all delays", what, tuple(more.tolist()), (1.0, np.inf), exact=True)]
+    yield Effect("all delays", what, tuple(more.tolist()), (1.0, np.inf), exact=True)
 
 
 @figure("delay-boundary", _judge_boundary)
@@ -449,7 +449,7 @@ def _delay_minima(context: Context) -> Drawing:
 
         (result,) = context.cached(Minima, point, sizes, make, (minima,))
         results.append(result)
-        forms = ("no momentum", f"momentum {result.momentum:g}", f"shifted momentum {result.momentum:g}")
+        forms = forms_with(result.momentum)
         return pd.DataFrame({
             "delay": np.tile(result.delay, len(forms)),
             "form": np.repeat(forms, len(result.delay)),
