@@ -213,9 +213,8 @@ def _loopback(context: Context) -> Drawing:
         by_count = rule_rows.groupby("processes")
         color, is_atc = color_of(rule), rule.endswith("atc")
         label = f"{rule.upper()}, predicted"
-        ax.plot(
-            counts, by_count["predicted_s"].median(), color=color, ls=":" if is_atc else "--", label=label
-        )
+        predicted_s = by_count["predicted_s"].median()
+        ax.plot(counts, predicted_s, color=color, ls=":" if is_atc else "--", label=label)
         look: Any = {"color": color, "marker": marker, "ls": "none", "mfc": "none" if is_atc else color}
         median_and_range(ax, by_count["measured_s"], label=f"{rule.upper()}, measured", **look)
     ax.set(xscale="log", ylim=(0, None), xlabel="processes", ylabel="time per step (s)")
