@@ -25,7 +25,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import choose
-from landscape.plots.style import DARK, LABEL, decimal_labels, style
+from landscape.plots.style import DARK, LABEL, decimal_labels, numbered, style
 
 # Characters in an inch of a text, times its size in points: of a title, which is never cut, and of others.
 TITLE_CHARACTERS, CHARACTERS = 122, 132
@@ -55,7 +55,8 @@ class Picture(Figure):
     axes_by_name: Mapping[str, Axes] = {}
     _caption: Text | None = None
     _caption_text, _caption_height = "", 0.0
-    _metadata_texts = "", ""  # title and caption for the file's metadata, also if the picture leaves them out
+    # For the file's metadata, also if the picture leaves them out.
+    _metadata_title, _metadata_caption = "", ""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -68,9 +69,8 @@ class Picture(Figure):
         if engine is not None and any(ax.get_aspect() != "auto" for ax in self.axes):
             engine.execute(self)  # panels of a fixed aspect get room for labels only in a second layout
         name = METADATA.get(options.get("format") or Path(str(fname)).suffix[1:])
-        title, caption_text = self._metadata_texts
-        if name and (title or caption_text):
-            options.setdefault("metadata", {"Title": title, name: caption_text})
+        if name and (self._metadata_title or self._metadata_caption):
+            options.setdefault("metadata", {"Title": self._metadata_title, name: self._metadata_caption})
         super().savefig(fname, **options)
 
     def set_caption(self, text: str, **options: Any) -> None:
@@ -85,8 +85,7 @@ class Picture(Figure):
         """
         width, height_with_caption = self.get_size_inches()
         height = height_with_caption - self._caption_height
-        title, old_text = self._metadata_texts
-        self._metadata_texts = title, text or old_text
+        self._metadata_caption = text or self._metadata_caption
         lines = _caption_lines(text, width)
         self._caption_text = " ".join(lines)
         self._caption_height = CAPTION_LINE * len(lines) + 0.08 if lines else 0.0
@@ -112,8 +111,7 @@ class Picture(Figure):
 
     def suptitle(self, t: str, **options: Any) -> Text:
         """Set the title as matplotlib does, with lines broken where the picture ends."""
-        old_title, caption_text = self._metadata_texts
-        self._metadata_texts = t or old_title, caption_text
+        self._metadata_title = t or self._metadata_title
         title = super().suptitle(t, **options)
         width = int(TITLE_CHARACTERS / float(title.get_fontsize()) * self.get_figwidth())
         title.set_text(formulas(wrapped(t, width)))
@@ -375,11 +373,6 @@ def fitting_columns(columns: int, width: float) -> int:
     return max(1, min(columns, int(target / width / SMALLEST))) if isinstance(target, float) else columns
 
 
-def numbered(name: str, count: int) -> list[str]:
-    """Return the names of ``count`` panels of one kind."""
-    return [name] if count == 1 else [f"{name} {k}" for k in range(count)]
-
-
 def in_paper() -> bool:
     """Return whether panels are drawn for a paper: into the user's axes, or at a width of the user."""
     return _TARGET.get() is not None
@@ -515,9 +508,10 @@ def shared_legend(figure: Any, axes: Sequence[Axes], **options: Any) -> None:
     for ax in axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(str(name), handle)
-    if not entries or not isinstance(figure, Picture):
-        if entries:
-            figure.legend([*entries.values()], [*entries])
+    if not entries:
+        return
+    if not isinstance(figure, Picture):
+        figure.legend([*entries.values()], [*entries])
         return
     width = int(CHARACTERS / float(rcParams["legend.fontsize"]) * figure.get_figwidth()) - 6
     names = [formulas(wrapped(name, width)) for name in entries]

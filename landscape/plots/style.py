@@ -79,9 +79,13 @@ def short_names(labels: Sequence[str]) -> list[str]:
 
 def names_of(results: Sequence[Any], default: str) -> list[str]:
     """Return the label of each result by :func:`paper_name`, or ``default``, with a number if several."""
-    numbered = [f"{default} {k}".strip() for k in range(len(results))]
-    defaults = [default] if len(results) == 1 else numbered
-    return [paper_name(r.label) or name for r, name in zip(results, defaults, strict=True)]
+    defaults = numbered(default, len(results))
+    return [paper_name(r.label) or name.strip() for r, name in zip(results, defaults, strict=True)]
+
+
+def numbered(name: str, count: int) -> list[str]:
+    """Return the names of ``count`` panels or results of one kind."""
+    return [name] if count == 1 else [f"{name} {k}" for k in range(count)]
 
 
 def labeled(results: Sequence[Any], default: str) -> Iterator[tuple[Any, str, str]]:
@@ -232,6 +236,12 @@ def interpolation_note(results: Sequence[Any]) -> str:
     """Return the number of exact points of interpolated ``results``, with errors, after "; "; "" for none."""
     notes = [r.interpolation() for r in results]
     return f"; {joined(n or 'all points exact' for n in notes)}" if any(notes) else ""
+
+
+def sentence(*parts: str) -> str:
+    """Return the parts of a caption that are not empty as a sentence; "" if all are."""
+    text = "; ".join(filter(None, parts))
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def joined(texts: Iterable[str]) -> str:
