@@ -96,7 +96,6 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     quantities = _drawn_quantities(results)
     height = 2.6 if len(quantities) < 3 else 1.7
     figure, axes = panels(len(quantities), 1, 6.4, height, quantities, quantities[1:], sharex=True)
-    top, below = axes[0], axes[1:]
     notes = [style.batchnorm_note(r) for r in results]
     shared_note = notes[0] if len(set(notes)) == 1 else ""  # different notes are in the legend
     colors_of_lines = style.colors_of([" to ".join(r.labels) or r.label for r in results])
@@ -107,16 +106,11 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
             legend_name += f" (barrier {r.barrier:.3g})"
         if notes[k] and not shared_note:
             legend_name += f"\n{notes[k]}"
-        # Points that are not finite leave a gap in the curve.
-        top.plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), color=color, label=legend_name)
-        for ax, quantity in zip(below, quantities[1:], strict=True):
-            factor = 100 if quantity == "accuracy" else 1
-            ax.plot(r.t, r.column(quantity) * factor, color=color)
+        for ax, quantity in zip(axes, quantities, strict=True):
+            ax.plot(r.t, _values(r, quantity), color=color, label=legend_name)
         if is_between and np.isfinite(r.barrier):
-            top.plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
-    top.set_ylabel(style.loss_label(results))
-    for ax, quantity in zip(below, quantities[1:], strict=True):
-        ax.set_ylabel(_QUANTITIES.get(quantity, quantity))
+            axes[0].plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
+    _label_quantities(axes, quantities, results)
     ends = results[0].labels if len(results) == 1 else ()
     start, end = ends if len(ends) == 2 else ("first end", "second end")
     for ax in leading(axes, "last_row"):
@@ -124,10 +118,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     default_title = style.headline(results) if is_between else "Loss along a line"
     notes_below = ["dotted: between the ends' losses; barrier: the largest rise above it" * is_between]
     notes_below += [shared_note, style.interpolation_note(results).removeprefix("; ")]
-    text = "; ".join(note for note in notes_below if note)
-    if text:
-        text = f"{text[0].upper()}{text[1:]}."
-    return finish(figure, title or default_title, text, [top], ncols=1)
+    return finish(figure, title or default_title, style.sentence(*notes_below), axes[:1], ncols=1)
 
 
 _QUANTITIES = {"accuracy": "accuracy (%)", "f1": "F1 score", "calibration": "calibration error"}
@@ -138,6 +129,18 @@ def _drawn_quantities(results: Sequence[Line] | Sequence[Connection]) -> list[st
     has_accuracy = any(np.isfinite(r.accuracy).any() for r in results)
     names = ["loss", "accuracy"] if has_accuracy else ["loss"]
     return names + [name for name in results[0].metric_names if all(name in r.metric_names for r in results)]
+
+
+def _values(r: Line | Connection, quantity: str) -> Array:
+    """Return the values of a quantity, accuracy in %; where they are not finite, curves have a gap."""
+    values = r.column(quantity) * (100 if quantity == "accuracy" else 1)
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _label_quantities(axes: Sequence[Axes], quantities: Sequence[str], results: Sequence[Any]) -> None:
+    labels = _QUANTITIES | {"loss": style.loss_label(results)}
+    for ax, quantity in zip(axes, quantities, strict=True):
+        ax.set_ylabel(labels.get(quantity, quantity))
 
 
 @draws(Connection)
@@ -154,14 +157,11 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
         for path, (label, color) in enumerate(zip(PATHS, style.CYCLE, strict=False)):
             curve_label = f"{label} (barrier {r.barrier[path]:.2g})" if columns == 1 else label
             for ax, quantity in zip(column, names, strict=True):
-                values = r.column(quantity)[path] * (100 if quantity == "accuracy" else 1)
-                ax.plot(r.t, np.where(np.isfinite(values), values, np.nan), color=color, label=curve_label)
+                ax.plot(r.t, _values(r, quantity)[path], color=color, label=curve_label)
         if columns > 1:
             column[0].set_title(name)
         column[-1].set_xlabel("t (0: first, 1: second weights)")
-    axes[0].set_ylabel(style.loss_label(results))
-    for ax, quantity in zip(axes[columns::columns], names[1:], strict=True):
-        ax.set_ylabel(_QUANTITIES.get(quantity, quantity))
+    _label_quantities(axes[::columns], names, results)
     text = f"Barrier: the largest rise above the line between the ends' losses; {style.samples_of(results)}."
     return finish(figure, title or style.headline(results), text, [axes[0]], ncols=1)
 
@@ -181,7 +181,15 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     label = f"{style.loss_label(results)}, {level_scale.step.replace('lines', 'steps')}"
     color_bar(figure, axes, level_scale.norm, CMAP, label, "max")
     for ax, r, color in zip(below, results, style.colors_of([r.label for r in results]), strict=True):
-        _draw_widths(ax, r, color)
+        # Both axes of the region against the rise; dotted where the edge of the grid cuts it.
+        for axis_width, name, lw in zip(r.width.T, ("longer axis", "shorter axis"), (2.0, 1.1), strict=True):
+            ax.plot(
+                r.rise, np.where(r.cut, np.nan, axis_width), color=color, lw=lw, label=f"{name} of the region"
+            )
+            ax.plot(r.rise, np.where(r.cut, axis_width, np.nan), color=color, lw=lw, ls=":")
+        ax.set_xlabel(f"rise above the {_NAMES[r.around]}{style.unit(r, 'rise')}")
+        ax.set(xlim=(0, float(r.rise[-1])), ylim=(0, None))
+        ax.locator_params(axis="x", nbins=5)
     for ax in leading(below):
         ax.set_ylabel("distance")
     headline, text = unit_of(results[0], _basins_finding(results)), unit_of(results[0], _caption(results))
@@ -215,16 +223,6 @@ def _draw_panel(ax: Axes, r: Basins, level_scale: LevelScale) -> None:
     ax.set_title(f"{style.paper_name(r.label) or 'surface'}\n{basins}, {minima}")
 
 
-def _draw_widths(ax: Axes, r: Basins, color: str) -> None:
-    """Draw both axes of the region against the rise; dashed where the edge of the grid cuts it."""
-    for width, name, lw in zip(r.width.T, ("longer axis", "shorter axis"), (2.0, 1.1), strict=True):
-        ax.plot(r.rise, np.where(r.cut, np.nan, width), color=color, lw=lw, label=f"{name} of the region")
-        ax.plot(r.rise, np.where(r.cut, width, np.nan), color=color, lw=lw, ls=":")
-    ax.set_xlabel(f"rise above the {_NAMES[r.around]}{style.unit(r, 'rise')}")
-    ax.set(xlim=(0, float(r.rise[-1])), ylim=(0, None))
-    ax.locator_params(axis="x", nbins=5)
-
-
 def _basins_finding(results: Sequence[Basins]) -> str:
     """Return one line with the number of basins and the width of the widest region that is not cut."""
     around = _NAMES[results[0].around]
@@ -250,9 +248,8 @@ def _basins_finding(results: Sequence[Basins]) -> str:
 def _caption(results: Sequence[Basins]) -> str:
     persistence = style.joined(f"{r.least:.3g}" for r in results)
     text = f"Basins: minima at least {persistence} nat below their saddle; white: their borders. Orange: the "
-    text += (
-        "largest region that the edge does not cut. u, v: directions of the plane. Below: the region's axes"
-    )
+    text += "largest region that the edge does not cut. u, v: directions of the plane. "
+    text += "Below: the region's axes"
     text += ", dotted where cut." if any(r.cut.any() for r in results) else "."
     at_edge = any(r.at_edge.any() for r in results)
     return text + " A minimum on the edge belongs to a basin outside." * at_edge
