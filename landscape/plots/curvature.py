@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
-from landscape.core.hdf5 import Array
 from landscape.plots import draws, style
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
 from landscape.results.base import unit_of
@@ -55,7 +54,12 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         return _draw_traces(results, title)
     figure, (ax,) = panels(1, 1, 6.4, 3.9, ["spectrum"])
     densities = [r.density for r in results if r.density]
-    eigenvalues, floor = density_scale(densities, 2000)
+    if densities:
+        low = min(float(d.nodes.min()) - 5 * d.width() for d in densities)
+        high = max(float(d.nodes.max()) + 5 * d.width() for d in densities)
+        eigenvalues = np.linspace(low, high, 2000)
+        # A tenth of the peak that one eigenvalue out of P makes.
+        floor = min(0.1 / (d.parameters * d.width() * np.sqrt(2 * np.pi)) for d in densities)
     # Each result has a row of ticks; heights are relative to the panel.
     row_height = 0.05 if densities else 0.9 / len(results)
     for k, (r, name, color) in enumerate(style.labeled(results, "spectrum")):
@@ -83,27 +87,13 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         notes += [f"preconditioned by {', '.join(optimizers)}", style.rows_of(results, "lr · λ_max")]
     if any(r.values.size for r in results):
         notes.append("ticks: computed eigenvalues")
-    text = f"{'; '.join(note for note in notes if note)}."
     default_title = f"Spectrum of the {_MATRICES.get(first.matrix, first.matrix)}"
-    return finish(figure, title or default_title, text, [ax], ncols=3)
+    return finish(figure, title or default_title, style.sentence(*notes), [ax], ncols=3)
 
 
 def _size(results: Sequence[Spectrum]) -> str:
     """Return the samples of the loss or, for an operator, its number of rows."""
     return style.samples_of(results) if results[0].samples else f"{results[0].parameters:,} rows"
-
-
-def density_scale(densities: Sequence[Density], count: int) -> tuple[Array, float]:
-    """Return ``count`` eigenvalues at which densities are drawn, and the lowest density of their axis.
-
-    The lowest density is a tenth of the peak that one eigenvalue out of P makes.
-    """
-    if not densities:
-        return np.zeros(0), 0.0
-    low = min(float(d.nodes.min()) - 5 * d.width() for d in densities)
-    high = max(float(d.nodes.max()) + 5 * d.width() for d in densities)
-    floor = min(0.1 / (d.parameters * d.width() * np.sqrt(2 * np.pi)) for d in densities)
-    return np.linspace(low, high, count), floor
 
 
 def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
@@ -140,8 +130,8 @@ def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Fig
     ax.set_ylabel("share of the minibatches (%)")
     decay = style.rows_of(results, "weight decay")
     minibatches = style.joined(f"{len(r.values):,} minibatches of {r.batch:,}" for r in results)
-    text = f"{minibatches} from {style.samples_of(results)}; dashed: λ_max of all samples"
-    text += f"; {decay}." if decay else "."
+    origin = f"{minibatches} from {style.samples_of(results)}"
+    text = style.sentence(origin, "dashed: λ_max of all samples", decay)
     return finish(figure, title or style.headline(results), text, [ax] if len(results) > 1 else [])
 
 
@@ -177,11 +167,10 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         eigenvalue_ax.set_xscale("symlog", linthresh=1e-3 * np.nanmax(lambda_max))
     eigenvalue_ax.set_xlabel(f"λ_min and λ_max of the block{style.unit(results[0], 'lambda_max')}")
     share_ax.set_xlabel("share of the trace (%)")
-    text = (
-        f"{style.samples_of(results)}; λ_max (bars) and λ_min (circles) of blocks of the "
-        f"{_MATRICES[results[0].matrix]}; dotted: of the whole; error bars: residuals, or one standard error."
-    )
-    default_title = f"Where the curvature is: blocks of the {_MATRICES[results[0].matrix]}"
+    matrix = _MATRICES[results[0].matrix]
+    text = f"{style.samples_of(results)}; λ_max (bars) and λ_min (circles) of blocks of the {matrix}; "
+    text += "dotted: of the whole; error bars: residuals, or one standard error."
+    default_title = f"Where the curvature is: blocks of the {matrix}"
     return finish(figure, title or default_title, text, [share_ax] if len(results) > 1 else [])
 
 
@@ -233,10 +222,9 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
         _draw_group(ax, group, times_lr)
         ylabel = "η · curvature" if times_lr else f"curvature{style.unit(results[0], 'curvature')}"
         ax.set(title=style.paper_name(label) or "weights", xlabel="samples in a minibatch", ylabel=ylabel)
-    text = (
-        f"Mean of gᵀHg/‖g‖² over {style.joined(f'{len(r.curvature):,}' for r in results)} minibatches; bars: "
-        f"one standard error; {style.samples_of(results)}."
-    )
+    minibatches = style.joined(f"{len(r.curvature):,}" for r in results)
+    text = f"Mean of gᵀHg/‖g‖² over {minibatches} minibatches; bars: one standard error; "
+    text += f"{style.samples_of(results)}."
     default_title = style.headline(results if len(groups) == 1 else [group[-1] for group in groups.values()])
     return finish(figure, title or default_title, text, axes, ncols=3)
 
@@ -293,10 +281,8 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     costs.axhline(0, color="k", lw=0.8)
     categories(costs, style.names_of(results, "result"))
     costs.set(xlim=(-0.7, len(results) - 0.3), ylabel=f"rise of the {style.loss_label(results)}")
-    text = (
-        f"{style.samples_of(results)}; filled: ½ tr(HC), to second order; hatched: the mean loss of the "
-        f"{results[0].learners} learners above that of w_a; bars: one standard error."
-    )
+    text = f"{style.samples_of(results)}; filled: ½ tr(HC), to second order; hatched: the mean loss of the "
+    text += f"{results[0].learners} learners above that of w_a; bars: one standard error."
     return finish(figure, title or style.headline(results), text, [shares], ncols=2)
 
 
@@ -343,12 +329,10 @@ def _caption(results: Sequence[Sharpness]) -> str:
     return f"{method}; {minibatches}{style.samples_of(results)}{draws_note}."
 
 
-# The loss itself, and smoothed by the measured and by an isotropic spread.
-_NAMES = ("loss", "smoothed by the spread", "smoothed, isotropic")
-_MARKERS: list[dict[str, Any]] = [
-    {"marker": marker, "ls": "none", "ms": 7, "capsize": 3, "color": color}
-    for marker, color in (("o", "k"), ("s", style.AMBER), ("D", style.SKY))
-]
+# Name, marker and color of the loss itself, and smoothed by the measured and by an isotropic spread.
+_LOOKS = (
+    ("loss", "o", "k"), ("smoothed by the spread", "s", style.AMBER), ("smoothed, isotropic", "D", style.SKY),
+)  # fmt: skip
 
 
 @draws(Smoothing)
@@ -363,7 +347,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     width = max(4.6, 1.3 * len(results))
     figure, axes = panels(2, 2, width, 3.4, ["rates", "sharpness", "loss", "spread"])
     rates, sharpness, loss, spread = axes
-    for k in range(len(_NAMES)):
+    for k in range(len(_LOOKS)):
         _draw_loss_or_smoothed(rates, sharpness, loss, results, k)
     positions = np.arange(len(results))
     rates.plot(positions, [r.lr for r in results], "k_", ms=26, mew=2, label=r"rate $\alpha$ of the run")
@@ -393,22 +377,23 @@ def _draw_loss_or_smoothed(
     rate_axes: Axes, sharpness: Axes, loss: Axes, results: Sequence[Smoothing], k: int
 ) -> None:
     """Draw learning rates, sharpness and loss: for k = 0 of the loss itself, for 1, 2 of a smoothed loss."""
-    x, markers = np.arange(len(results)) + 0.12 * (k - 1), _MARKERS[k]
+    x = np.arange(len(results)) + 0.12 * (k - 1)
+    name, marker, color = _LOOKS[k]
     if k == 0:
         rows = [(r.lambda_max, 0.0, r.loss, 0.0) for r in results]
     else:
         fields = ("lambda_smooth", "lambda_smooth_se", "loss_smooth", "loss_smooth_se")
         rows = [tuple(getattr(r, name)[k - 1] for name in fields) for r in results]
     lambda_max, lambda_error, mean_loss, loss_error = np.transpose(rows)
-    sharpness.errorbar(x, lambda_max, lambda_error, **markers)
-    loss.errorbar(x, mean_loss, loss_error, **markers)
+    points(sharpness, x, lambda_max, lambda_error, color, marker=marker, ms=7)
+    points(loss, x, mean_loss, loss_error, color, marker=marker, ms=7)
     rates = np.array([r.rates[k] for r in results])
     rates = np.where(np.isfinite(rates), rates, np.nan)
     rate_errors = rates * lambda_error / np.abs(lambda_max)
-    rate_axes.errorbar(x, rates, rate_errors, label=_NAMES[k], **markers)
+    points(rate_axes, x, rates, rate_errors, color, name, marker=marker, ms=7)
     constants = [(r.lipschitz, *r.lipschitz_smooth)[k] for r in results]
     largest = [values.max() if values.size else np.nan for values in constants]
-    sharpness.plot(x, largest, marker=markers["marker"], ls="none", mfc="w", mec=markers["color"])
+    sharpness.plot(x, largest, marker=marker, ls="none", mfc="w", mec=color)
 
 
 def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
@@ -431,28 +416,23 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
     The line is λ̂ with a band of one standard error; the gray part is the burn-in.
     """
     figure, axes = wrapped_panels(len(results), 4.8, 3.4, names="chains", sharey=True)
-    for ax, result in zip(axes, results, strict=True):
-        _draw_chains(ax, result)
+    for ax, r in zip(axes, results, strict=True):
+        traces = r.rise - r.heating
+        steps = (np.arange(traces.shape[1]) + 0.5) * r.steps_a_draw
+        tones = style.shades(style.color_of(r.label), len(traces))
+        for k, (trace, color) in enumerate(zip(traces, tones, strict=True)):
+            ax.plot(steps, trace, color=color, lw=0.7, alpha=0.8, label="chains" if k == 0 else None)
+        ax.axvspan(0, r.burn_in * r.steps_a_draw, color=style.OTHER, alpha=0.15, lw=0, label="burn-in")
+        steps_range = r.burn_in * r.steps_a_draw, r.steps
+        low, high = r.value - r.standard_error, r.value + r.standard_error
+        ax.fill_between(steps_range, low, high, color=style.AMBER, lw=0, zorder=3, label="± standard error")
+        ax.plot(steps_range, [r.value] * 2, color="k", lw=0.8, zorder=3, label="estimate")
+        # The axis leaves out the burn-in, whose large values would hide the rest.
+        after_burn_in = traces[:, r.burn_in :]
+        low, high = float(after_burn_in.min()), float(after_burn_in.max())
+        ax.set(ylim=(min(0.0, low), 1.15 * high), xlim=(0, r.steps))
+        ax.set(xlabel="step of the chain", ylabel="nβ (L(w) − L(w*))")
+        ax.set_title(style.paper_name(r.label) or "weights")
     checks = style.three_digits(style.rows_of(results, "chains", "R̂", "effective draws"))
     text = f"Langevin dynamics from w* on {style.samples_of(results)}; {checks}."
     return finish(figure, title or style.headline(results), text, axes, ncols=4)
-
-
-def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
-    """Draw chains, burn-in and estimate of one result."""
-    traces = result.rise - result.heating
-    steps = (np.arange(traces.shape[1]) + 0.5) * result.steps_a_draw
-    tones = style.shades(style.color_of(result.label), len(traces))
-    for k, (trace, color) in enumerate(zip(traces, tones, strict=True)):
-        ax.plot(steps, trace, color=color, lw=0.7, alpha=0.8, label="chains" if k == 0 else None)
-    ax.axvspan(0, result.burn_in * result.steps_a_draw, color=style.OTHER, alpha=0.15, lw=0, label="burn-in")
-    steps_range = result.burn_in * result.steps_a_draw, result.steps
-    low, high = result.value - result.standard_error, result.value + result.standard_error
-    ax.fill_between(steps_range, low, high, color=style.AMBER, lw=0, zorder=3, label="± standard error")
-    ax.plot(steps_range, [result.value] * 2, color="k", lw=0.8, zorder=3, label="estimate")
-    # The axis leaves out the burn-in, whose large values would hide the rest.
-    after_burn_in = traces[:, result.burn_in :]
-    low, high = float(after_burn_in.min()), float(after_burn_in.max())
-    ax.set(ylim=(min(0.0, low), 1.15 * high), xlim=(0, result.steps))
-    ax.set(xlabel="step of the chain", ylabel="nβ (L(w) − L(w*))")
-    ax.set_title(style.paper_name(result.label) or "weights")

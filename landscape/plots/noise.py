@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import ticker
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import draws, style
@@ -70,10 +69,8 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     ax.margins(x=0.15)
     ax.set_yticks(range(len(results)), style.names_of(results, "weights"))
     ax.set(ylim=(len(results) - 0.4, -0.6), xlabel=f"noise scale ({NoiseScale.units['batch']})")
-    text = (
-        f"tr Σ/‖g‖², {style.joined(f'{r.draws:,}' for r in results)} draws from {style.samples_of(results)}; "
-        "bars: one standard error."
-    )
+    draws_count = style.joined(f"{r.draws:,}" for r in results)
+    text = f"tr Σ/‖g‖², {draws_count} draws from {style.samples_of(results)}; bars: one standard error."
     optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
     if optimizers:
         text += f" Preconditioned by {', '.join(optimizers)}."
@@ -90,7 +87,13 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     """
     figure, (power_law, curvature) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
     for r, name, color in style.labeled(results, "result"):
-        _draw_power_law(power_law, r, color, name)
+        positive = (r.values > 0) & (r.covariance > 0)
+        x, y, error = r.values[positive], r.covariance[positive], r.covariance_error[positive]
+        lower_error = np.minimum(error, 0.9 * y)  # on a logarithmic axis, a bar cannot reach 0
+        points(power_law, x, y, [lower_error, error], color, name, capsize=2)
+        if np.isfinite(r.gamma):
+            line = np.exp(np.log(y).mean() + r.gamma * (np.log(x) - np.log(x).mean()))
+            power_law.plot(x, line, color=color, lw=1.2, label=f"γ = {in_words(r.gamma, r.gamma_error)}")
     power_law.set_xlabel(f"eigenvalue $\\lambda_i${style.unit(results[0], 'values')}")
     power_law.set_yscale("log")
     power_law.set_ylabel(f"gradient noise along $v_i${style.unit(results[0], 'covariance')}")
@@ -104,29 +107,15 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
         errors = [getattr(r, f"{field}_error") for r in results]
         points(curvature, positions + shift, values, errors, label=label, **look)
     lambda_max = [r.values[0] for r in results]
-    curvature.plot(
-        positions + 0.25, lambda_max, "_", color=style.AMBER, ms=18, mew=2.5, label="$\\lambda_{max}$"
-    )
+    label = "$\\lambda_{max}$"
+    curvature.plot(positions + 0.25, lambda_max, "_", color=style.AMBER, ms=18, mew=2.5, label=label)
     categories(curvature, style.names_of(results, "result"))
     curvature.margins(x=0.3)
     curvature.set_ylim(min(0.0, *(r.ias for r in results)), 1.1 * max(lambda_max))
     curvature.set_ylabel(f"curvature{style.unit(results[0], 'ias')}")
-    text = (
-        "S: second moment, C: covariance of the gradients of minibatches; H: Hessian over "
-        f"{style.samples_of(results)}; bars: one standard error; lines: λ to the power γ."
-    )
+    text = "S: second moment, C: covariance of the gradients of minibatches; H: Hessian over "
+    text += f"{style.samples_of(results)}; bars: one standard error; lines: λ to the power γ."
     return finish(figure, title or style.headline(results), text, [power_law, curvature], ncols=3)
-
-
-def _draw_power_law(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
-    """Draw C_ii of one result against λ_i, and the line of the power law."""
-    positive = (r.values > 0) & (r.covariance > 0)
-    x, y, error = r.values[positive], r.covariance[positive], r.covariance_error[positive]
-    lower_error = np.minimum(error, 0.9 * y)  # on a logarithmic axis, a bar cannot reach 0
-    points(ax, x, y, [lower_error, error], color, name, capsize=2)
-    if np.isfinite(r.gamma):
-        line = np.exp(np.log(y).mean() + r.gamma * (np.log(x) - np.log(x).mean()))
-        ax.plot(x, line, color=color, lw=1.2, label=f"γ = {in_words(r.gamma, r.gamma_error)}")
 
 
 @draws(CriticalBatch)
@@ -157,8 +146,6 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     sizes = sorted({int(batch) for r in results for batch in r.batch})
     style.ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
-    text = (
-        f"Rise above the smallest batch, after {first.trained_samples:,} samples more, mean over "
-        f"{first.loss.shape[1]} seeds; bars: one standard error; dashed: the critical batch."
-    )
+    text = f"Rise above the smallest batch, after {first.trained_samples:,} samples more, mean over "
+    text += f"{first.loss.shape[1]} seeds; bars: one standard error; dashed: the critical batch."
     return finish(figure, title or style.headline(results), text, [ax], ncols=2)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib import cm, colormaps, colors, ticker
 from matplotlib.axes import Axes
@@ -138,8 +139,7 @@ def _draw_3d(
         ax.computed_zorder = False  # draw the markers over the surface
         half_widths = np.abs([r.x[0], r.y[0]])
         for points, label, marker in marks(r):
-            is_inside = (np.abs(points) <= half_widths).all(1)
-            inside = points[is_inside]
+            inside = points[(np.abs(points) <= half_widths).all(1)]
             heights = geometry.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
             is_drawn = np.isfinite(heights) & (heights <= top)
             ax.plot(*inside[is_drawn].T, heights[is_drawn], label=label, **(marker | {"clip_on": True}))
@@ -312,11 +312,9 @@ def _draw_profiles(
         ax.plot(own.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
             ax.axhline(geometry.center_loss(r) + rise, color=style.AMBER, lw=1.8, zorder=1)
-        ax.set(
-            yscale="log" if log else "linear", ylim=y_limits,
-            xlim=(0, longest_distance), xlabel="distance from the center",
-        )  # fmt: skip
+        ax.set(xlim=(0, longest_distance), xlabel="distance from the center", ylim=y_limits)
         if log:
+            ax.set_yscale("log")
             style.decimal_labels(ax.yaxis)
         else:
             ax.yaxis.set_major_locator(ticker.MaxNLocator(4))
@@ -558,25 +556,22 @@ def _losses(results: Sequence[Surface]) -> list[str]:
 def _flatness(results: Sequence[Surface]) -> list[str]:
     """Return sentences on the rise of the loss around each algorithm's weights, the longest first."""
     loss = results[0].loss_name
-    rises: dict[str, list[float]] = {}
-    center_losses: dict[str, list[float]] = {}
+    names = []
     for k, r in enumerate(results):
-        algorithm = style.algorithm_in(r.label)
-        name = style.paper_name(algorithm) or r.label.split(",")[0] or f"surface {k}"
-        rises.setdefault(name, []).append(geometry.median_rise(r))
-        center_losses.setdefault(name, []).append(geometry.center_loss(r))
-    median_rise = {name: float(np.median(values)) for name, values in rises.items()}
-    if len(median_rise) == 1:
-        (rise,) = median_rise.values()
+        algorithm = style.paper_name(style.algorithm_in(r.label))
+        names.append(algorithm or r.label.split(",")[0] or f"surface {k}")
+    columns = {"rise": [*map(geometry.median_rise, results)], "center": [*map(geometry.center_loss, results)]}
+    medians = pd.DataFrame(columns).groupby(names, sort=False).median()
+    median_rise, center_loss = medians["rise"], medians["center"]
+    if len(medians) == 1:
+        rise = median_rise.iloc[0]
         maps = f"{len(results)} maps" if len(results) > 1 else "the map"
         return [f"The {loss} {'falls' if rise < 0 else 'rises'} by {abs(rise):.2g} nat (median of {maps})"]
     numbers = ", ".join(f"{name} {rise:.3g}" for name, rise in median_rise.items())
     words = f"Median rise of the {loss}"
     sentences = [f"{words}: {numbers} nat", f"Rise of the {loss} (nat): {numbers}", words]
-    flattest = min(median_rise, key=lambda name: median_rise[name])
-    steepest = max(median_rise, key=lambda name: median_rise[name])
-    low_rise, high_rise = median_rise[flattest], median_rise[steepest]
-    center_loss = {name: float(np.median(values)) for name, values in center_losses.items()}
+    flattest, steepest = median_rise.idxmin(), median_rise.idxmax()
+    low_rise, high_rise = median_rise.min(), median_rise.max()
     # A ratio of rises says something only if the centers are at minima. They are not all at minima if a rise
     # is negative, or if the losses at the centers differ by more than the rise.
     if not low_rise > 0 or abs(center_loss[flattest] - center_loss[steepest]) > high_rise:

@@ -161,8 +161,7 @@ def _draw_sweep(ax: Axes, r: Sweep) -> str:
     ax.set_xlabel("learning rate" if x_key == "lr" else x_key)
     name = "test error of $w_a$" if column == "test_error" else "test loss at $w_a$"
     ax.set_ylabel(f"{name}{style.unit(Sweep, column)}")
-    _, legend_names = ax.get_legend_handles_labels()
-    if legend_names:
+    if any(row_indices_of):
         ax.legend()
     best = int(np.nan_to_num(mean, nan=np.inf).argmin())
     setting = ", ".join(_key_and_value(key, rows[best][key]) for key in varying_keys)
@@ -252,8 +251,8 @@ def _caption(c: Comparison) -> str:
     text = f"Thin lines: 95% intervals{bounds}{markers}; bold: measures of flatness; {level}"
     text += f"; {counts} {c.split} samples."
     # The notes come first, as they can say that a comparison means nothing.
-    notes = "; ".join(note for note in c.notes if " was not measured" not in note)
-    return f"{notes[0].upper()}{notes[1:]}. {text}" if notes else text
+    notes = style.sentence(*(note for note in c.notes if " was not measured" not in note))
+    return f"{notes} {text}".lstrip()
 
 
 @draws(WeightAverage)

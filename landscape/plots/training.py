@@ -69,8 +69,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
                 # Earlier groups have wider lines, so that two equal curves are both visible.
                 extra_width = 0.6 * min(len(groups) - 1 - k, 3)
                 has_values |= _draw_runs(ax, group, column, scale, extra_width)
-        unit = style.in_brackets(unit_of(column))
-        ax.set_ylabel(f"{name}{unit}", fontsize=9)
+        ax.set_ylabel(f"{name}{style.in_brackets(unit_of(column))}", fontsize=9)
         ax.set(xlabel="step", yscale=scale if has_values else "linear")
         if has_values and scale == "log":
             style.decimal_labels(ax.yaxis)
