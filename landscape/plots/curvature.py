@@ -339,9 +339,10 @@ _LOOKS = (
 def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     """Draw learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
 
-    Each of the four has a panel. The first three panels show the loss itself and the loss smoothed by the
-    spread, with one standard error. Learning rates are 2/λ_max, beside the rates α and α_e of the run. Dashes
-    beside the sharpness are the Lipschitz constants of the gradients along the steps. The fourth panel shows
+    Each of the four has a panel. The first three panels show their quantity for the loss itself and for the
+    loss smoothed by the spread, with one standard error. Learning rates are 2/λ_max, beside the rates α and
+    α_e of the run. Open markers below the sharpness are the largest ‖change of the gradient‖ / ‖change of
+    w_a‖ in a step, which bound λ_max from below. The fourth panel shows
     the share of the spread along the eigenvectors of the Hessian.
     """
     width = max(4.6, 1.3 * len(results))

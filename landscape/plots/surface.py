@@ -220,7 +220,7 @@ def _draw_contours(
         if np.isfinite(rise) and geometry.has_profile(r):
             risen_loss, lowest_loss = geometry.center_loss(r) + rise, masked.min()
             ax.contour(r.x, r.y, masked, [risen_loss], **EQUAL)
-            # Contours have no entries in a legend; empty curves with the same look have.
+            # A contour gets no entry in a legend, so an empty curve with the same look gets it.
             label = unit_of(r, f"{rise:.2g} nat above the center")
             ax.plot([], [], color=style.AMBER, lw=1.8, label=label)
             lines_in_valley = ((levels > lowest_loss) & (levels < risen_loss)).sum()
@@ -228,10 +228,11 @@ def _draw_contours(
                 dotted_levels = np.linspace(lowest_loss, risen_loss, 6)[1:-1]
                 ax.contour(r.x, r.y, masked, dotted_levels, **VALLEY)
                 ax.plot([], [], color="k", lw=1, ls=":", label="each fifth of the rise to the orange line")
-                labeled_from = risen_loss  # numbers inside would be read as those of dotted lines
+                labeled_from = risen_loss  # below it, a number would be read as that of a dotted line
         if labels:
             _label_lines(ax, lines, risen_loss, labeled_from)
-        for points, label, look in marks(r)[not lowest :]:
+        shown_marks = marks(r) if lowest else marks(r)[1:]  # the first is the lowest grid point
+        for points, label, look in shown_marks:
             ax.plot(*points.T, label=label, **look)
         if rings:
             x, y = np.where(rings[k].censored, np.nan, rings[k].points.T)
@@ -250,8 +251,8 @@ def _draw_contours(
     color_bar(figure, axes, norm, cmap, f"{loss_label}, {level_scale.step}", arrows[outside])
     if below:
         _draw_profiles(below, results, level_scale, rise)
-    # All profiles have the same legend. With ax= of the user, the profiles are in another figure, and the
-    # legend leaves out their curves.
+    # All profiles have the same legend. If the user gives ax=, the profiles are in another figure, and their
+    # curves are not in this legend.
     in_legend = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]
     text = f" Below: the {results[0].loss_name} by distance from the center, median and quartiles (band)."
     text = settings(results, level_scale.why) + text * bool(below)

@@ -123,7 +123,7 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
 
 
 def _draw_sweep(ax: Axes, r: Sweep) -> str:
-    """Draw the test error of a sweep, or else its test loss, against a key that varies; return the best."""
+    """Draw the test error of a sweep, or else its test loss, against a key; return a title with the lowest."""
     rows = [{key: literal(value) for key, value in row.items()} for row in r.rows]
     varying_keys = [key for key in r.keys if len({row[key] for row in rows}) > 1]
     if not varying_keys:
@@ -142,7 +142,9 @@ def _draw_sweep(ax: Axes, r: Sweep) -> str:
         label = ", ".join(_key_and_value(key, row[key]) for key in varying_keys if key != x_key and row[key])
         row_indices_of.setdefault(label, []).append(i)
     look = {"ls": "-", "lw": 1.6 if is_numeric else 0}
-    colors = style.colors_of([label.replace("-", ", ") for label in row_indices_of])  # also in "digits-ssgd"
+    colors = style.colors_of(
+        [label.replace("-", ", ") for label in row_indices_of]
+    )  # the rule is between commas
     for k, (color, (label, indices)) in enumerate(zip(colors, row_indices_of.items(), strict=True)):
         x, y, has_diverged = positions[indices], mean[indices], r.diverged[indices] > 0
         larger = min(len(colors) - 1 - k, 3)  # so that equal points are both visible
@@ -286,7 +288,7 @@ STEPS, NUMBERED = 8, 32
 
 
 def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
-    """Draw mixing matrices M as graphs, a panel for each step of a topology, at most eight.
+    """Draw mixing matrices M as graphs, a panel for each of the first eight steps of a topology.
 
     Learner j takes the share M_jk of the weights of learner k. The learners are on a circle; the color of
     learner j shows its own share M_jj. If M_jk = M_kj, a line connects learners j and k; otherwise an arrow

@@ -29,7 +29,7 @@ from landscape.paper.verdicts import (
     settings,
 )
 from landscape.plots.picture import caption, formulas, panels, shared_legend, wrapped_panels
-from landscape.plots.style import DARK, OTHER, PALE, color_of, log_axis, numbered, shades, ticks_at
+from landscape.plots.style import DARK, OTHER, PALE, color_of, log_axis, shades, ticks_at
 from landscape.plots.training import column_of
 from landscape.training.topology import Mixing
 
