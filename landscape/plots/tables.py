@@ -123,7 +123,7 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
 
 
 def _draw_sweep(ax: Axes, r: Sweep) -> str:
-    """Draw the test error of a sweep, or else its test loss, against a key; return a title with the lowest."""
+    """Draw the test error of a sweep, or else its test loss, against a key; return a title with the best."""
     rows = [{key: literal(value) for key, value in row.items()} for row in r.rows]
     varying_keys = [key for key in r.keys if len({row[key] for row in rows}) > 1]
     if not varying_keys:
