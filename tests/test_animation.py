@@ -73,7 +73,7 @@ def test_the_dial_shows_the_limit_and_learners_outside() -> None:
     ax, dial = figure.axes[:2]
     by_name = {h.get_label(): h.get_xydata() for h in ax.lines}
     np.testing.assert_array_equal(by_name["learners"], [[0.5, 0]])
-    np.testing.assert_allclose(by_name["outside"], [[0.97, 0.97]])
+    np.testing.assert_allclose(by_name["learners outside"], [[0.97, 0.97]])
     assert "DPSGD, step 3" in figure.get_suptitle()
     assert "limit\n1" in [text.get_text() for text in dial.texts]
     draw(1)

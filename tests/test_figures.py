@@ -21,7 +21,6 @@ from landscape.core import registry
 from landscape.core.errors import OperationError
 from landscape.core.options import parse_toml
 from landscape.paper import compared, figure, pages, run_times
-from landscape.paper.compared import Compared
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Drawing
 from landscape.paper.figures import communication, edge, landscapes, noise
@@ -241,7 +240,7 @@ def test_a_table_beside_the_papers_shows_differences_and_divergence(tmp_path: Pa
     (row,) = rows.to_dict("records")
     assert (row["seed"], row["paper"], row["lr"]) == (0, 1.66, 0.05)
     label = f"DPSGD, lr 0.1, LSTM, batch {row['batch']} (paper 8192)"  # the batch that was used
-    assert Compared(label, f"{row['ours']:.2f}", "1.66") in drawing.compared
+    assert compared.Compared(label, f"{row['ours']:.2f}", "1.66") in drawing.compared
     assert row["batch"] == context.cells[0].recipe.batch
 
 
@@ -385,8 +384,8 @@ def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:
     rows = pd.DataFrame({"rule": ["SSGD"] * 2 + ["DPSGD"] * 2, "limit": [2, 2, np.nan, np.nan]})
     rows["x"] = [3.0, 1.0, 5.0, np.inf]
     assert compared.compare_with_paper(rows, "x of {rule} ({limit:.1f})", "x", paper="1", form=".1f") == [
-        Compared("x of SSGD (2.0)", "2.0 (1.0 to 3.0)", "1"),
-        Compared("x of DPSGD (nan)", "5.0", "1"),
+        compared.Compared("x of SSGD (2.0)", "2.0 (1.0 to 3.0)", "1"),
+        compared.Compared("x of DPSGD (nan)", "5.0", "1"),
     ]
 
 

@@ -612,7 +612,7 @@ def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_s
     hole.loss[:, 45:] = np.inf
     assert not hole.radius("loss", rise=3.0).censored[0]
     figure = landscape.draw(surface, ring=surface.radius("loss", rise=0.25))
-    assert "loss +0.25" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "loss, +0.25 against the center" in [text.get_text() for text in figure.legends[0].get_texts()]
     for message, call in {
         "drop, rise: None and None": lambda: surface.radius("loss"),
         "drop, rise: 'x' and None": lambda: surface.radius("loss", "x"),

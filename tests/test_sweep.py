@@ -304,7 +304,7 @@ def test_a_sweep_is_drawn_against_the_first_key_that_varies(tmp_path: Path) -> N
     table.save(tmp_path / "s.h5")
     figure = plots.draw([Sweep.load(tmp_path / "s.h5")])
     (ax,) = figure.axes
-    assert (ax.get_xlabel(), ax.get_xscale(), ax.get_yscale()) == ("lr", "log", "log")
+    assert (ax.get_xlabel(), ax.get_xscale(), ax.get_yscale()) == ("learning rate", "log", "log")
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ["α", "b"]
     np.testing.assert_array_equal(ax.containers[1].lines[0].get_xydata(), [[0.1, 2.0], [1.0, 4.0]])
     words = plots.draw([made(("recipe",), [("a",), ("b",)], [1.0, 2.0])]).axes[0]
