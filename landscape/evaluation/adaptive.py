@@ -70,8 +70,8 @@ PART_MAX_SHARE = 0.5  # the share of points from which on a part is too rough to
 # The estimated error in tolerances above which a part is given up, too, if the error fell by less than a
 # factor of 3 in the last two rounds.
 HOPELESS = 4.0
-# After a part is given up, numbers of checks and of new points are smaller by this factor: islands that the
-# part has were seen at its own points, and the part's points must be saved.
+# After a part is given up, the numbers of checks and of new points are multiplied by this factor: islands in
+# the part's loss were seen at its own points, whose cost has to be made up for.
 GIVEN_UP = 2 / 3
 
 Compute = Callable[[Array], None]
@@ -247,8 +247,9 @@ class _Grid:
         first = chosen = np.union1d(coarse_indices(shape, GUIDED_BASE), extremes)
         self.compute(first)
         for name, values in guides.items():
-            known = self._columns[name][first] if values.min() > 0 else values
-            scale = ErrorScale.of(known[np.isfinite(known)], self._tolerance)
+            # A part with losses ≤ 0 has no logarithms: it is followed on its own linear scale.
+            scale_values = self._columns[name][first] if values.min() > 0 else values
+            scale = ErrorScale.of(scale_values[np.isfinite(scale_values)], self._tolerance)
             self._followed_log[name] = scale.log
             targets = [(scale(values), np.ones(len(values)))]  # with the weights of their errors
             if scale.log:  # by errors of the values, which are larger in the logarithm where these are small
@@ -393,7 +394,7 @@ class _Round:
 
     @property
     def probe(self) -> int:
-        """The number of checks that are computed first; the others are only if these are within the limit."""
+        """The number of checks that are computed first; if these fail, the other checks are not computed."""
         return self.checks // (2 if self.margin is None else 3)
 
     @classmethod
@@ -449,7 +450,7 @@ def _refine(
             return None
         if not grid.fit_and_compute_border(deciding):
             return None
-        # Where a part is known, checks come in two steps, so that a round that fails costs few of them.
+        # With a part, checks are computed in two steps, so that a round that fails costs few of them.
         few_checks = smooth and failures < FEW_ROUNDS and grid.has_scale_of_guide(deciding)
         this_round = _Round.after(len(estimates), grid, few_checks, of_part, given_up)
         probing = with_part and not probed
