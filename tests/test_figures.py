@@ -387,6 +387,7 @@ def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:
         compared.Compared("x of SSGD (2.0)", "2.0 (1.0 to 3.0)", "1"),
         compared.Compared("x of DPSGD (nan)", "5.0", "1"),
     ]
+    assert compared.mean_and_spread([1.0, np.inf]) == compared.mean_and_spread([np.nan]) == "diverged"
 
 
 # ---- Update rules side by side

@@ -39,8 +39,13 @@ def summary(values: Iterable[float], form: str = ".2f") -> str:
 
 
 def mean_and_spread(values: Sequence[float], form: str = ".2f") -> str:
-    """Return "2.43 ± 0.11": mean and sample standard deviation, or the one value there is."""
+    """Return "2.43 ± 0.11": mean and sample standard deviation, or the one value there is.
+
+    It is "diverged" if a value is not finite.
+    """
     values = list(values)
+    if not np.isfinite(values).all():
+        return "diverged"
     if len(values) < 2:
         return f"{values[0]:{form}}" if values else "–"
     return f"{np.mean(values):{form}} ± {np.std(values, ddof=1):{form}}"

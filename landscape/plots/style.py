@@ -275,7 +275,7 @@ def headline(results: Sequence[Any]) -> str:
         texts.append(f"{len(rows)} results")
     elif len(rows) == 1:
         texts.append(f"{name}: {numbers[0]}")  # a long label must not cut the number
-    elif not any(isinstance(row.value, str) for row in rows):
+    elif all(not isinstance(row.value, str) and math.isfinite(row.value) for row in rows):
         by_value = sorted(range(len(rows)), key=lambda k: rows[k].value)
         low, high = by_value[0], by_value[-1]
         if any(labels):
