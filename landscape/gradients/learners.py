@@ -32,14 +32,9 @@ class StackedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        h: Tensor,
-        w: Tensor,
-        b: Tensor | None,
-        w_grad: Tensor,
-        b_grad: Tensor | None,
+        ctx: Any, h: Tensor, w: Tensor, b: Tensor | None, w_grad: Tensor, b_grad: Tensor | None,
         written: Callable[[], object],
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         w = w.to(h.dtype)
         ctx.save_for_backward(h, w)
         ctx.into, ctx.written = (w_grad, b_grad), written
@@ -169,26 +164,28 @@ class Stack:
     def _relative_error(
         self, path: GradientPath, weights: Tensor, x: Any, y: Any, training: Training | None
     ) -> float:
-        """Return ‖path − loop‖/‖loop‖ for two learners' gradients; NaN if those of the loop are not finite.
+        """Return ‖g_path − g_loop‖/‖g_loop‖ for two learners' gradients g by ``path`` and by "loop".
 
-        The gradients are those of the first microbatch. The weights are changed at random by about a tenth,
-        because near a minimum a gradient is mostly rounding. All paths but "batched" are compared in eval
-        mode, because dropout's draws depend on the memory layout.
+        The result is NaN if g_loop is not finite. The gradients are those of the first microbatch. The
+        weights are changed at random by about a tenth, because near a minimum a gradient is mostly rounding.
         """
+        # The random numbers of dropout depend on the memory layout, so paths are compared in eval mode. Only
+        # "batched", which refuses dropout, is compared in the mode of ``training``.
+        mode = training if path == "batched" else None
         pair = weights[:2].clone()
         draws = generator(0, pair.device, pair.shape[1])
         for parameter in self.problem.layout.views(pair).values():
             size = 0.01 + 0.1 * parameter.square().mean().sqrt().nan_to_num()
             parameter.add_(normal(parameter.shape, draws).to(parameter) * size)
 
+        # The first microbatch of two learners.
         x, y = tree_map(lambda t: t[:2].chunk(self.accumulate, 1)[0], (x, y))
 
         def gradients_by(path_name: GradientPath) -> Tensor:
             # NaN, so that an entry which is not written counts as wrong.
             options, out = None, torch.full_like(pair, torch.nan)
-            if path == "batched" and training is not None:
-                buffers = {name: t[:2].clone() for name, t in training.buffers.items()}
-                options = Training(buffers, training.seed)
+            if mode is not None:  # with copies, because a pass updates the buffers in place
+                options = Training({name: t[:2].clone() for name, t in mode.buffers.items()}, mode.seed)
             self._compute(path_name, pair, x, y, out, options)
             return out
 
@@ -210,19 +207,14 @@ class Stack:
         return model
 
     def gradients(
-        self,
-        weights: Tensor,
-        x: Any,
-        y: Any,
-        out: Tensor,
-        training: Training | None = None,
+        self, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None = None,
         ready: Ready | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Write each learner j's gradient at ``weights[j]`` on its minibatch (x[j], y[j]) to ``out[j]``.
 
         Args:
             weights: (n, P).
-            x, y: (n, B, ...), or dicts, lists or tuples of such tensors; ``accumulate`` divides B.
+            x, y: (n, B, ...), or dicts, lists or tuples of such tensors. B is a multiple of ``accumulate``.
             out: (n, P).
             training: options of training mode; BatchNorm uses each microbatch's statistics. None: eval mode.
             ready: called with the name of a parameter as soon as all learners' gradients of this parameter
@@ -234,6 +226,7 @@ class Stack:
         self._verify(weights, x, y, training)
         path = self._path(x)
         if self.accumulate == 1:
+            # Where the device has graphs, a pass is recorded once and then replayed.
             if ready is None and weights.device.type in GRAPHS and self._can_replay(weights, x, y, training):
                 return self._replayed(path, weights, x, y, out, training)
             return self._compute(path, weights, x, y, out, training, ready)
@@ -255,37 +248,31 @@ class Stack:
         return losses
 
     def _compute(
-        self,
-        path: GradientPath,
-        weights: Tensor,
-        x: Any,
-        y: Any,
-        out: Tensor,
-        training: Training | None,
+        self, path: GradientPath, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None,
         ready: Ready | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Compute one microbatch by ``path``: write its gradients to ``out``, return its mean losses (n,)."""
         if path == "chain":
+            # The backward pass of these losses writes the gradients to ``out``.
             losses = self._chain_losses(weights, x, y, out, ready)
             differentiable(losses).sum().backward()  # type: ignore[no-untyped-call]
             return losses.detach()
         if path == "batched":
             model = self.problem.model if training is None else self.training_model
             buffers = {} if training is None else dict(training.buffers)
-            if training and not buffers:  # torch.vmap needs buffers for each learner in any case
+            if training is not None and not buffers:  # torch.vmap needs buffers for each learner
                 buffers = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
             leaves = self.problem.layout.leaves(weights)
             losses = self._all(model, {**leaves, **buffers}, x, y)
             return self._write(leaves, losses, out, ready)
         learner_losses = []
+        # While a CUDA graph is recorded, branches are streams, so that learners are computed side by side.
         with branches(weights.device) as branch:
             for j, w in enumerate(weights):
                 model, buffers, seeds = self.problem.model, {}, self._seeds
                 if training is not None:
                     model, seeds = self.training_model, [training.seed(j, training.microbatch)]
-                    buffers = {
-                        name: rows_of_learners[j] for name, rows_of_learners in training.buffers.items()
-                    }
+                    buffers = {name: rows[j] for name, rows in training.buffers.items()}
                 with branch(j):
                     inputs, leaves = take(x, j), self.problem.layout.leaves(w)
                     if path == "channels last":
@@ -319,17 +306,16 @@ class Stack:
         A replay would repeat the same random numbers, and would not set attributes of modules, such as
         counters; so a pass that draws random numbers or sets attributes is not replayed. One learner's pass
         decides for all later calls in the same mode. Passes with hooks, or with losses that are not
-        PyTorch's own, are never replayed: these may have a state that one pass does not show, such as the
-        step of a schedule.
+        PyTorch's own, are never replayed: hooks and losses may have a state that one pass does not show, such
+        as the step of a schedule.
         """
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         has_hooks = any(getattr(m, name) for m in self.problem.model.modules() for name in hooks)
-        if has_hooks or (getattr(self.problem.criterion, "__module__", "") or "").split(".")[0] != "torch":
+        package_of_loss = str(getattr(self.problem.criterion, "__module__", "")).split(".")[0]
+        if has_hooks or package_of_loss != "torch":
             return False
-        if training is not None and not training.buffers and any(True for _ in self.problem.model.buffers()):
-            return (
-                False  # without buffers of their own, learners on parallel streams would write the same ones
-            )
+        if training is not None and not training.buffers and [*self.problem.model.buffers()]:
+            return False  # learners on parallel streams would all write to the model's own buffers
         is_eval_mode = training is None
         if is_eval_mode not in self._replayable:
             model = _copied(self.problem.model if training is None else self.training_model)
@@ -338,11 +324,16 @@ class Stack:
                 buffers = {name: rows[0].clone() for name, rows in training.buffers.items()}
 
             def attributes() -> list[Any]:
+                """Return the values of the modules' attributes; of a dict, list or tuple, its items."""
                 values: list[Any] = []
                 for module in model.modules():
                     for value in vars(module).values():
-                        items = value.values() if isinstance(value, dict) else value
-                        values += items if isinstance(value, (dict, list, tuple)) else [value]
+                        if isinstance(value, dict):
+                            values += value.values()
+                        elif isinstance(value, (list, tuple)):
+                            values += value
+                        else:
+                            values.append(value)
                 return values
 
             with torch.no_grad(), self.problem.evaluating(0):
@@ -449,16 +440,16 @@ class Stack:
 
         On the CPU times are measured; on other devices, the number of learners and the size of their
         activations decide. The result is False if the gradients would differ, if each learner needs its own
-        pass (dropout, operations that torch.vmap does not know), and if the activations of all learners
-        exceed MAX_BATCHED_BYTES on the CPU, or half of the free memory elsewhere.
+        pass (dropout, operations that torch.vmap does not know), or if the activations of all learners exceed
+        MAX_BATCHED_BYTES on the CPU, or half of the free memory elsewhere.
         """
-        count, device, max_bytes = len(weights), weights.device, MAX_BATCHED_BYTES
+        count, device = len(weights), weights.device
         on_cpu = device.type == "cpu"
+        min_count = 2 if on_cpu else MANY
         # A chain of linear layers has its own, faster path.
-        if self.layers is not None or count < (2 if on_cpu else MANY) or not self.problem.separable:
+        if self.layers is not None or count < min_count or not self.problem.separable:
             return False
-        if not on_cpu:
-            max_bytes = min(count * SMALL_BYTES, available_memory(device) // 2)
+        max_bytes = MAX_BATCHED_BYTES if on_cpu else min(count * SMALL_BYTES, available_memory(device) // 2)
         if self._bytes(weights, x, y) > max_bytes:
             return False
         out = torch.empty_like(weights)
@@ -474,7 +465,8 @@ class Stack:
             return time.perf_counter() - began
 
         try:
-            # torch.vmap warns about operations that it cannot batch; without measured times they are refused.
+            # torch.vmap warns about an operation that it cannot batch. On the CPU the measured times tell
+            # whether batching still pays; elsewhere the warning becomes an error, and the result False.
             with warnings.catch_warnings(action="ignore" if on_cpu else "error"):
                 error = self._relative_error("batched", weights, x, y, training)
                 if not error <= ROUNDING[self._dtype(weights)]:  # so that NaN counts as too large

@@ -116,8 +116,8 @@ def draws(
     """Yield (x, y) on the device without end: for each learner a minibatch drawn with replacement.
 
     x and y have the shapes (learners, batch, …). If the data come in batches, one pass over the data collects
-    several draws: at most ``most`` draws, of at most :data:`PASS_BYTES`. The indices of the drawn samples do
-    not depend on the number of draws in a pass.
+    several draws: at most ``most`` draws, which together take at most :data:`PASS_BYTES` (one draw may take
+    more). The indices of the drawn samples do not depend on the number of draws in a pass.
 
     Example:
         >>> x = torch.arange(6.0)[:, None]
@@ -140,8 +140,9 @@ def draws(
         draws_in_pass = max(1, min(most, PASS_BYTES // draw_bytes))
         indices = torch.stack([draw_indices() for _ in range(draws_in_pass)])  # (draws, learners, batch)
         collected = _read_samples(data, indices.flatten(), samples)
-        for rows in torch.arange(indices.numel()).view(indices.shape):  # indices in ``collected``
-            yield data.place(take(collected, rows))
+        positions = torch.arange(indices.numel()).view(indices.shape)  # of the samples in ``collected``
+        for positions_of_draw in positions:
+            yield data.place(take(collected, positions_of_draw))
 
 
 def _read_samples(data: Data, indices: Tensor, samples: int) -> tuple[Any, Any]:
