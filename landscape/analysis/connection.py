@@ -392,7 +392,7 @@ def _exact_fields(
         loss, _, *metrics = problem.totals(theta).cpu().numpy() / problem.samples
         fields["exact"][k], fields["metrics"][:, k] = loss, metrics
         if to_products:
-            theta, fields["ranks"][k], fields["truncation"][k] = to_products.stored(theta, rank, low_types)
+            theta, fields["ranks"][k], fields["truncation"][k] = to_products.truncate(theta, rank, low_types)
         elif low_types:
             theta = rounded(problem, theta, low_types)
         if low_types or rank:

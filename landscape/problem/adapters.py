@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -32,11 +33,12 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
 
     Args:
         layout: the parameters.
-        factors: pairs of components of names, such as ("lora_A", "lora_B"). The name of A has the first
-            component, and the name of B has the second component in its place.
+        factors: pairs of components of parameters' names, such as ("lora_A", "lora_B"): dots divide a name
+            into components. The name of B has the second component where the name of A has the first.
 
     Raises:
-        InputError: no pair has the given components, or two factors have no product.
+        InputError: no parameters have the given components, or two factors have no product. Components of
+            :data:`PEFT` may be missing.
     """
     slots, pairs = {slot.name: slot for slot in layout.slots}, list[tuple[Slot, Slot]]()
     for component_a, component_b in factors:
@@ -47,6 +49,7 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
             b = slots.get(".".join(components_of_b))
             if component_a not in components or b is None:
                 continue
+            # Of a convolution, B may be (m, r, 1, …).
             if min(len(a.shape), len(b.shape)) < 2 or b.size != b.shape[0] * a.shape[0]:
                 names = f"'{a.name}' {a.shape} and '{b.name}' {b.shape}"
                 raise InputError(f"factors: {names} have no product, they must be (r, …) and (m, r)")
@@ -110,14 +113,14 @@ class Products:
             words = f"{loss:.6g} with the factors, {loss_of_products:.6g} with the products"
             raise InputError(f"factors: the loss is no function of their products ({words}); give factors=()")
 
-    def stored(
+    def truncate(
         self, theta: Tensor, rank: int | None, dtypes: Mapping[str, torch.dtype]
     ) -> tuple[Tensor, int, float]:
         """Round each product to a product of factors that a file can store, by a truncated SVD.
 
         Args:
             theta: (P',), the products.
-            rank: the largest rank of the factors; default: the rank of each product.
+            rank: the largest rank of the factors; None: the rank of each product.
             dtypes: the dtypes in which a file stores factors and other parameters, by name.
 
         Returns:
@@ -126,22 +129,22 @@ class Products:
         """
         views = self.problem.layout.views(theta)
         factors, ranks = dict[str, tuple[Tensor, Tensor]](), list[int]()
-        squares = torch.zeros(2).double()  # the squared norms of [what is cut off, all products]
+        squared_error = squared_norm = 0.0  # of what is cut off, and of all products
         for a, b in self._pairs:
-            u, singular_values, v = torch.linalg.svd(double(views[a.name].flatten(1)), full_matrices=False)
+            u, singular_values, vh = torch.linalg.svd(double(views[a.name].flatten(1)), full_matrices=False)
             own_rank = int((singular_values > ROUNDING * singular_values[0]).sum())
             ranks.append(own_rank)
             kept_rank = min(rank or own_rank, own_rank)
-            cut_off = singular_values[kept_rank:]
-            squares = squares + torch.stack((cut_off.square().sum(), singular_values.square().sum())).cpu()
+            squared_error += float(singular_values[kept_rank:].square().sum())
+            squared_norm += float(singular_values.square().sum())
             root = singular_values[:kept_rank].sqrt()
-            factor_a, factor_b = root[:, None] * v[:kept_rank], u[:, :kept_rank] * root
+            factor_a, factor_b = root[:, None] * vh[:kept_rank], u[:, :kept_rank] * root
             factor_a = factor_a.to(dtypes.get(a.name, factor_a.dtype))
             factor_b = factor_b.to(dtypes.get(b.name, factor_b.dtype))
             factors[a.name] = factor_a, factor_b
         other_dtypes = {name: dtype for name, dtype in dtypes.items() if name not in factors}
         rounded_theta = rounded(self.problem, theta, other_dtypes)
-        error = float((squares[0] / squares[1].clamp_min(1e-300)).sqrt())
+        error = math.sqrt(squared_error / max(squared_norm, 1e-300))
         return self._with(self.problem.layout.views(rounded_theta), factors), max(ranks), error
 
 

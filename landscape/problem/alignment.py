@@ -220,26 +220,29 @@ def _wide(problem: MeanLoss) -> MeanLoss:
 def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMPLES) -> float:
     """Return the largest relative change of the loss or of an output between two vectors of weights (P,).
 
-    Changes are relative to the largest loss, and to the largest output. At most ``samples`` samples are
-    evaluated, in the widest precision, with statistics of BatchNorm that are estimated at each vector.
+    Changes of the loss are relative to the largest loss of a chunk at ``first``, and changes of outputs to
+    the largest output there. At most ``samples`` samples are evaluated, in the widest precision, with
+    statistics of BatchNorm that are estimated at each vector.
     """
     count = min(samples, problem.samples)
     if problem.indexed and count < problem.samples:
         problem = problem.subset(slice(count))
     wide = _wide(problem).with_batchnorm("recalibrate", max(2, count))
     pairs = [(wide.at(weights), weights) for weights in (first.to(wide.weights), second.to(wide.weights))]
-    largest_changes, largest_values, evaluated = [0.0, 0.0], [0.0, 0.0], 0.0  # lists: of loss and outputs
+    largest_changes, largest_values = [0.0, 0.0], [0.0, 0.0]  # both: of the loss, of the outputs
+    evaluated_samples = 0.0
     for x, y, weight, seed in wide.parts():
         values = []
-        for at, weights in pairs:
+        for problem_there, weights in pairs:
             with wide.evaluating(seed):
-                outputs = at.outputs(weights, x)
+                outputs = problem_there.outputs(weights, x)
                 values.append([wide.criterion(outputs, y), *compared_outputs(outputs)])
-        for k, (a, b) in enumerate(zip(*values, strict=True)):
+        at_first, at_second = values
+        for k, (a, b) in enumerate(zip(at_first, at_second, strict=True)):
             largest_changes[k] = max(largest_changes[k], float((a - b).abs().nan_to_num(torch.inf).max()))
             largest_values[k] = max(largest_values[k], float(a.abs().max()))
-        evaluated += weight
-        if evaluated >= count:
+        evaluated_samples += weight
+        if evaluated_samples >= count:
             break
     return max(c / value if value else c for c, value in zip(largest_changes, largest_values, strict=True))
 
@@ -274,9 +277,9 @@ def aligned(
 
     Coordinate descent (Ainsworth et al. 2023, Algorithm 1): each step chooses the permutation of one group of
     units that maximizes ⟨a, b⟩ while the other groups stay fixed. A permutation is accepted only if it raises
-    ⟨a, b⟩. The descent ends when no group's permutation raises ⟨a, b⟩. Units inside outer units, such as the
-    components of attention heads, are matched first for each pair of outer units; then the outer units are
-    matched. With ``by="activations"``, ⟨a, b⟩ is the inner product of the standardized activations of both
+    ⟨a, b⟩. The descent ends when no group's permutation raises ⟨a, b⟩. Attention heads are units with units
+    inside: first the units inside are matched, for each pair of a head of a and a head of b, and then the
+    heads. With ``by="activations"``, ⟨a, b⟩ is the inner product of the standardized activations of both
     networks on the same samples, which is the sum of the correlations of units (Li et al. 2015, section 3).
 
     Raises:
@@ -292,7 +295,7 @@ def aligned(
     relative_change = change(problem, b, permuted_weights)
     if relative_change <= UNCHANGED:
         return permuted_weights, symmetry
-    # The change is NaN for NaN or infinite outputs, also between ``b`` and itself.
+    # With NaN or infinite outputs, the change is not zero even between ``b`` and itself.
     if not relative_change < float("inf") and change(problem, b, b) != 0:
         raise InputError("b: its outputs are NaN or infinite, they must be finite")
     names = ", ".join(group.name for group in symmetry.groups)
@@ -339,10 +342,11 @@ def _standardized(symmetry: Symmetry, name: str, batches: Sequence[Tensor]) -> T
     return torch.where(centered_norm > ALIVE * norm, centered / centered_norm, 0.0)
 
 
-def _matched_units(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Blocks:
+def _matched_units(group: Group, inner_groups: list[Group], a: Blocks, b: Blocks) -> Blocks:
     """Return the blocks of ``b`` that have units of the group, with the units permuted to match ``a``.
 
-    Units of the groups ``inner`` are matched for each pair of the group's units.
+    The units of ``inner_groups`` lie inside units of the group. They are matched first, for each pair of a
+    unit of a and a unit of b. In the equations of einsum, r stands for all axes that have no other letter.
     """
     names = [name for name in group.axes if name in a]
     if group.outer:  # the units n of a and k of b in each outer unit i
@@ -350,25 +354,28 @@ def _matched_units(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Bl
         return group.permute(b, _best_assignments(products))
     # The score of each pair of a unit of a and a unit of b.
     score = next(iter(a.values())).new_zeros(group.size, group.size)
-    permutations_of_child = dict[Group, Tensor]()
-    for child in inner:
-        child_names = [name for name in names if name in child.axes]
-        names = [name for name in names if name not in child_names]
-        if not child_names:
+    inner_permutations = dict[Group, Tensor]()  # (size, size, inner size): for each pair of units
+    for inner in inner_groups:
+        inner_names = [name for name in names if name in inner.axes]
+        names = [name for name in names if name not in inner_names]
+        if not inner_names:
             continue
-        # The units n of the child inside unit i of a, and k inside unit j of b.
-        products = _inner_products(child, child_names, a, b, "inr,jkr->ijnk")
+        # The inner units n of unit i of a, and k of unit j of b.
+        products = _inner_products(inner, inner_names, a, b, "inr,jkr->ijnk")
         permutations = _best_assignments(products.flatten(0, 1)).view(products.shape[:3])
-        permutations_of_child[child] = permutations
-        score = score + products.take_along_dim(permutations[..., None], -1).sum((-1, -2))
+        inner_permutations[inner] = permutations
+        products_of_matched = products.take_along_dim(permutations[..., None], -1)  # (size, size, inner, 1)
+        score = score + products_of_matched.sum((-1, -2))
     for name in names:
         for dim in group.axes[name]:
             score = score + _rows(a[name], dim) @ _rows(b[name], dim).T
     index = _best_assignments(score[None])[0]
     permuted_blocks = b | group.permute(b, index)
-    for child, permutations in permutations_of_child.items():
-        child_index = permutations[torch.arange(len(index), device=index.device), index]
-        permuted_blocks |= child.permute(permuted_blocks, child_index)
+    for inner, permutations in inner_permutations.items():
+        units_of_a = torch.arange(len(index), device=index.device)
+        inner_index = permutations[units_of_a, index]  # unit i of a is matched with unit index[i] of b
+        permuted_blocks |= inner.permute(permuted_blocks, inner_index)
+    # Only the blocks that were permuted.
     return {name: tensor for name, tensor in permuted_blocks.items() if tensor is not b[name]}
 
 

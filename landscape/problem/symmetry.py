@@ -116,6 +116,7 @@ def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
     def spaces_with_strides() -> list[tuple[Space, int]]:
         """Return the tensor's spaces, the last one first, each with the distance of its units in memory."""
         last_first = spaces(axes)[::-1]
+        # One number more than there are spaces: the last one is the size of the tensor.
         strides = itertools.accumulate((space.size for space in last_first), mul, initial=1)
         return list(zip(last_first, strides, strict=False))
 
@@ -141,6 +142,7 @@ def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
         has_whole_blocks = has_borders and view.storage_offset() // stride % size == 0
         axis = list[Space]()
         for space, space_stride in spaces_with_strides():
+            # The axis has the spaces whose units lie between its stride and its end in memory.
             if space_stride < end and stride < space_stride * space.size:
                 axis.insert(0, space)
         if has_whole_blocks:
@@ -155,14 +157,14 @@ def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
 
 # Operations whose output has the axes of the input, besides those that PyTorch tags as pointwise; softmax
 # treats all entries of its axis alike.
-_SAME = {"_softmax", "_log_softmax", "_safe_softmax", "copy_", "lift_fresh", "fill_", "zero_"}
-_SAME |= {"_prelu_kernel", "hardswish", "hardtanh"}
+_LIKE_POINTWISE = {"_softmax", "_log_softmax", "_safe_softmax", "copy_", "lift_fresh", "fill_", "zero_"}
+_LIKE_POINTWISE |= {"_prelu_kernel", "hardswish", "hardtanh"}
 # Operations whose output has the shape of the input, but other values.
 _NEW = {f"{kind}_like" for kind in ("zeros", "ones", "full", "empty")}
 _NEW |= {f"new_{kind}" for kind in ("zeros", "ones", "full", "empty")}
 _VIEWS = {"view", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "alias"}
 _VIEWS |= {"select", "unbind", "slice", "split", "unsafe_split", "split_with_sizes", "detach"}
-_TURNS = {"transpose_", "t_", "squeeze_", "unsqueeze_"}  # views in place
+_VIEWS_IN_PLACE = {"transpose_", "t_", "squeeze_", "unsqueeze_"}
 _REDUCTIONS = {"mean", "sum", "amax", "amin", "var", "std", "var_mean", "linalg_vector_norm", "logsumexp"}
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
 _NORMS = ("native_", "cudnn_", "_native_", "_batch", "_fused", "miopen")
@@ -271,7 +273,7 @@ class Axes:
             if k >= len(axes):
                 self.start(t, f"operation {name}")
                 continue
-            if id(t) in self.axes_of and name not in _TURNS:  # the operation writes to this tensor
+            if id(t) in self.axes_of and name not in _VIEWS_IN_PLACE:  # the operation writes to this tensor
                 for old_axis, new_axis in zip(self.axes_of[id(t)], axes[k], strict=True):
                     unify(old_axis, new_axis)
             self.axes_of[id(t)] = list(axes[k])
@@ -283,9 +285,9 @@ class Axes:
         input_axes = operands[0]
         if torch.Tag.nondeterministic_seeded in func.tags or name.endswith("_backward"):
             return None  # a random operation, or one of a backward pass
-        if torch.Tag.pointwise in func.tags or name in _SAME:
+        if torch.Tag.pointwise in func.tags or name in _LIKE_POINTWISE:
             return [self._broadcast(operands, outputs[0].dim())]
-        if name in _VIEWS | _TURNS and outputs[0].dtype == step.tensors[0].dtype:
+        if name in _VIEWS | _VIEWS_IN_PLACE and outputs[0].dtype == step.tensors[0].dtype:
             # The same views of a contiguous tensor have the strides that axes_of_view() needs.
             other_arguments = {key: value for key, value in arguments.items() if key != "self"}
             views = _tensors(func(torch.empty(step.shapes[0]), **other_arguments))
@@ -299,21 +301,21 @@ class Axes:
         if name == "embedding":  # rows of a matrix (rows, features), chosen by indices, which are data
             fix(input_axes[0], DATA)
             return [[*operands[1], input_axes[1]]]
-        dims = _listed(arguments.get("dim", arguments.get("dims")), len(input_axes))
+        dims = _named_dims(arguments, len(input_axes))
         if name in _REDUCTIONS:
-            reduced_dims = dims or range(len(input_axes))
             if arguments.get("keepdim", False):
-                axes = [() if k in reduced_dims else axis for k, axis in enumerate(input_axes)]
+                axes = [() if k in dims else axis for k, axis in enumerate(input_axes)]
             else:
-                axes = [axis for k, axis in enumerate(input_axes) if k not in reduced_dims]
+                axes = [axis for k, axis in enumerate(input_axes) if k not in dims]
             return [axes] * len(outputs)
         if name == "glu":  # a product of two halves, which have the same axes
-            dim = arguments.get("dim", -1)
-            return [axes_of_view(input_axes, torch.empty(step.shapes[0]).chunk(2, dim)[0])]
+            first_half, _ = torch.empty(step.shapes[0]).chunk(2, arguments.get("dim", -1))
+            return [axes_of_view(input_axes, first_half)]
         if name in ("cat", "stack"):
             dim = arguments.get("dim", 0) % outputs[0].dim()
             return [self._joined(operands, dim, outputs[0], stacked=name == "stack")]
-        moved_dims = _moved_dims(name, arguments, dims or range(len(input_axes)), len(input_axes))
+        # Units that an operation such as "roll" moves along an axis must keep their places on this axis.
+        moved_dims = _moved_dims(name, arguments, dims, len(input_axes))
         if moved_dims is None:
             return None
         for k in moved_dims:
@@ -391,9 +393,12 @@ class Axes:
         return x
 
 
-def _listed(dims: Any, count: int) -> list[int]:
-    """Return a list of axes of ``count``, without negative ones; [] if ``dims`` is None."""
-    return [k % count for k in ([dims] if isinstance(dims, int) else dims or [])] if count else []
+def _named_dims(arguments: Mapping[str, Any], count: int) -> Collection[int]:
+    """Return the axes that an operation's arguments name, all ≥ 0; all axes (``count``) if they name none."""
+    dims = arguments.get("dim", arguments.get("dims"))
+    if isinstance(dims, int):
+        dims = [dims]
+    return [k % count for k in dims] if dims and count else range(count)
 
 
 def _moved_dims(
@@ -451,12 +456,14 @@ def trace_of(problem: MeanLoss) -> Trace:
     for tensor in _tensors([x, y]):
         axes.start(tensor, DATA)
     fixed_outputs = compared_outputs(outputs)
+    fixed_ids = {id(t) for t in fixed_outputs}
     activation_ids = {id(t) for t in _tensors([x, y])}  # the data, and then all that is computed from them
     for step in recorder.needed([loss, *fixed_outputs]):
         axes.follow(step)
-        axes.fix([t for t in step.outputs if any(t is output for output in fixed_outputs)], OUTPUTS)
+        axes.fix([t for t in step.outputs if id(t) in fixed_ids], OUTPUTS)
         if activation_ids & {id(t) for t in step.tensors}:
             activation_ids |= {id(t) for t in step.outputs}
+    # By address and shape of an activation: the first place where it is summed, and its axes there.
     summed_activations = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
     for number, step in enumerate(recorder.steps):
         output_spaces = {space for t in step.outputs for space in spaces(axes.axes_of.get(id(t), []))}
