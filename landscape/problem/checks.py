@@ -48,8 +48,6 @@ ELSEWHERE = 3
 # A short step along a direction: the relative rise of the loss, and the largest length relative to ‖θ‖ (our
 # choices).
 RISE, SHORT = 1e-3, 1e-2
-
-
 # The rounding of fused kernels on GPUs, relative (our choice: below that of float32 problems, √eps).
 FUSED = 1e-5
 
@@ -154,13 +152,13 @@ def check_parameters(
         original: the user's module.
         x, y: some samples.
         weights: (P,).
-        training: the modules of the problem's model in training mode. The loss must also equal the loss of a
-            copy in eval mode.
+        training: the modules of the problem's model in training mode. The copy whose loss is compared is in
+            eval mode all the same.
     """
     tensors = problem.layout.leaves(weights)
     inputs, targets = clones_for_pass(problem, x, y)
     may_store = not all(is_of_torch(module) for module in problem.model.modules())
-    # Losses of passes after earlier passes, of which a module may have stored numbers.
+    # Losses of second passes: a user's module may store numbers in a first pass, and then use them again.
     later_losses = [_loss_after_overwriting(problem, tensors, x, y)] if may_store else []
     with problem.evaluating(0):
         outputs = functools.partial(problem.call, tensors, inputs)
@@ -182,12 +180,13 @@ def check_parameters(
         # Gradients may differ by 10 times the tolerance of losses (our choice).
         if math.isfinite(norm) and math.hypot(*errors) > 10 * allowed * (norm + allowed):
             mark_as_recomputing(problem.model)
-        # A mode is the tuple of the modules in training mode. The gradient of a model that computes outputs
-        # again says nothing about modules without parameters of their own.
+        # A mode is the tuple of the modules in training mode. Modules without parameters stay in eval mode if
+        # the model computes outputs again, because its gradient says nothing about them.
         is_recomputing = recomputes(problem.model)
-        storing = () if training else tuple(storing_modules(original, or_all=not is_recomputing))
+        modes = [() if training else tuple(storing_modules(original, or_all=not is_recomputing))]
         users_modules = tuple(name for name, module in original.named_modules() if not is_of_torch(module))
-        modes = [storing] if is_recomputing or storing == users_modules else [storing, users_modules]
+        if not is_recomputing and users_modules not in modes:
+            modes.append(users_modules)
         arguments = problem, original, (x, y), weights, gradient, training
         is_right = all(_gradient_is_complete(*arguments, other_training) for other_training in modes)
     if not is_right:
@@ -221,42 +220,43 @@ def _gradient_is_complete(
     problem: MeanLoss, original: nn.Module, xy: tuple[Any, Any], weights: Tensor, gradient: Sequence[Tensor],
     training: Sequence[str], other_training: Sequence[str],
 ) -> bool:  # fmt: skip
-    """Return False if ``gradient`` misses a part of the loss, such as a part that a module detaches.
+    """Return whether ``gradient`` misses no part of the loss, such as a part that a module detaches.
 
-    ``gradient`` is the gradient of a model with the modules ``training`` in training mode. This function
-    compares it with the gradient of a copy of ``original`` with the modules ``other_training`` in training
-    mode. If the losses of the two modes differ, the gradients may rightly differ; then only parameters whose
+    ``gradient`` is the gradient of a model with the modules ``training`` in training mode. It is compared
+    with the gradient of a copy of ``original`` with the modules ``other_training`` in training mode. If the
+    losses in the two modes differ, the gradients may rightly differ, too. Then only parameters whose
     ``gradient`` is zero are compared. A short step along the difference of the gradients decides:
     ``gradient`` misses a part of the loss if the loss rises more than the mean of both gradients predicts.
     """
-    has_zero = not all(bool(part.any()) for part in gradient)
-    # A copy in eval mode is compared only with a gradient in training mode that is zero somewhere.
-    if not other_training and not (training and has_zero):
+    has_zero_part = not all(bool(part.any()) for part in gradient)
+    # A copy in eval mode shows nothing if ``gradient`` is of eval mode, too, or is zero for no parameter.
+    if not other_training and not (training and has_zero_part):
         return True
     values = attempt(reference_values, problem, original, *xy, weights, other_training)
-    other_loss, other_gradient = values or (None, None)
-    if other_loss is None or other_gradient is None:
+    if values is None or values[1] is None:
         return True  # the copy fails in that mode, or has no gradient
+    other_loss, other_gradient = values[0], values[1]
     loss, _ = reference_values(problem, original, *xy, weights, training)
     has_same_loss = equal(other_loss, loss, problem)
     differences, sums = list[Tensor](), list[Tensor]()
     for part, other_part in zip(gradient, other_gradient, strict=True):
         difference = double(other_part) - double(part)
         if not has_same_loss and part.any():
-            difference = 0.0 * difference  # NaN stays NaN
+            difference = 0.0 * difference  # not compared, but NaN stays NaN
         differences.append(difference.flatten())
         sums.append((double(part) + double(other_part)).flatten())
     direction, total = torch.cat(differences), torch.cat(sums)
     length, precision = float(direction.norm()), torch.finfo(weights.dtype)
     if not length > max(precision.tiny, 10 * tolerance(weights.dtype) * float(total.norm())):
         return True  # the gradients differ by rounding only, or are NaN
-    if has_zero and _copies_share_numbers(original):
+    if has_zero_part and _copies_share_numbers(original):
         return False  # the losses below would be computed from the shared numbers
     # The mean of both gradients gives the slope along the direction. The step is so short that the difference
-    # of the gradients changes the loss by the share RISE.
+    # of the gradients changes the loss by at most the share RISE. The rise is from θ − step to θ + step.
     loss_size, slope = float(other_loss.abs()), float(total @ direction) / length / 2
+    step_length = min(RISE * loss_size / length, SHORT * float(weights.norm()))
     step = direction.to(weights)
-    step *= min(RISE * loss_size / length, SHORT * float(weights.norm())) / length
+    step *= step_length / length
     end_loss, _ = reference_values(problem, original, *xy, weights + step)
     start_loss, _ = reference_values(problem, original, *xy, weights - step)
     rounding = 100 * precision.eps * loss_size
@@ -345,14 +345,13 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
                 outputs = problem.outputs(problem.weights, inputs)
                 losses.check_labels(problem.criterion, outputs, labels)
                 value: object = problem.criterion(outputs, targets)  # the user's function returns any object
+                # A number of Python or NumPy, or an integer, becomes a tensor of floating-point type.
                 is_number = isinstance(value, Real) or (isinstance(value, np.ndarray) and value.ndim == 0)
                 if is_number or (isinstance(value, Tensor) and not value.is_floating_point()):
                     problem.criterion = losses.Metric(problem.criterion)
                     value = problem.criterion(outputs, targets)
                 states_after = random_state(problem.device)
-            _, numpy_and_python_before = states_before
-            _, numpy_and_python_after = states_after
-            problem.draws_elsewhere = numpy_and_python_before != numpy_and_python_after
+            problem.draws_elsewhere = states_before[1] != states_after[1]  # the states of NumPy and Python
             break
         except LandscapeError:
             raise
@@ -455,7 +454,8 @@ def _check_model(
     if has_changed(y, y_clone):
         problem.criterion = losses.ClonedTargets(problem.criterion)
     check_passes(problem, weights_before, loss, x, y)
-    if draws_numbers and training:  # dropout may have no effect at first, as before a zero matrix
+    # In training mode check_random() would not do: dropout has no effect yet before a matrix of zeros.
+    if draws_numbers and training:
         raise InputError("model: it draws random numbers in training mode; draw them in an nn.Dropout")
     if draws_numbers and not problem.draws:
         check_random(problem, x, y)
@@ -545,27 +545,28 @@ def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tens
     parameters = problem.layout.leaves(problem.weights)
     parameter_ids = {id(leaf) for leaf in parameters.values()}
 
-    def unknown_leaves() -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Return the loss, and the leaves outside θ in the graph of the outputs and in the loss's graph."""
+    def unknown_leaves() -> tuple[Tensor, dict[str, list[Tensor]]]:
+        """Return the loss, and the leaves outside θ in the graphs of "outputs" and "loss"."""
         inputs, targets = clones_for_pass(problem, x, y)
         with torch.enable_grad(), problem.evaluating(0):
             outputs = problem.call(parameters, inputs)
             loss = problem.criterion(outputs, targets)
-        of_outputs = [leaf for leaf in leaves(_tensors(outputs)) if id(leaf) not in parameter_ids]
-        of_loss = [leaf for leaf in leaves(loss) if id(leaf) not in parameter_ids]
-        return loss.detach(), of_outputs, of_loss
+        leaves_in = {"outputs": leaves(_tensors(outputs)), "loss": leaves(loss)}
+        for graph, all_leaves in leaves_in.items():
+            leaves_in[graph] = [leaf for leaf in all_leaves if id(leaf) not in parameter_ids]
+        return loss.detach(), leaves_in
 
-    loss, of_outputs, of_loss = unknown_leaves()
-    if not (of_outputs or of_loss):
+    loss, first_leaves = unknown_leaves()
+    if not any(first_leaves.values()):
         return loss
-    # A leaf that each pass creates anew, such as one to differentiate by x, is allowed. It has another id in
-    # the second pass.
-    _, of_outputs_again, of_loss_again = unknown_leaves()
-    for is_of_loss, before, after in ((False, of_outputs, of_outputs_again), (True, of_loss, of_loss_again)):
-        ids_after = {id(leaf) for leaf in after}
-        lasting_leaves = [leaf for leaf in before if id(leaf) in ids_after]
+    # A leaf that each pass creates anew, such as a copy of x by which the loss is differentiated, is allowed.
+    # It has another id in the second pass.
+    _, second_leaves = unknown_leaves()
+    for graph in ("outputs", "loss"):
+        second_ids = {id(leaf) for leaf in second_leaves[graph]}
+        lasting_leaves = [leaf for leaf in first_leaves[graph] if id(leaf) in second_ids]
         if lasting_leaves:
-            raise InputError(_words_for_leaf(lasting_leaves[0], problem, original, of_loss=is_of_loss))
+            raise InputError(_words_for_leaf(lasting_leaves[0], problem, original, of_loss=graph == "loss"))
     return loss
 
 

@@ -44,6 +44,10 @@ CUTS: dict[str, tuple[slice, ...]] = {
 }
 
 
+# A tensor of the targets: its code, its number among the targets, and one of CUTS.
+Key = tuple[str, int, str]
+
+
 class Samples(NamedTuple):
     """Some samples: outputs (None if the loss is computed by passes of the model), inputs and targets."""
 
@@ -277,13 +281,14 @@ def class_counts(
         only_determined: whether to leave out weights that the equations do not determine.
         gather: returns the list of its arguments on all ranks of torch.distributed; None: a single rank.
     """
+    # Of this rank's equations: the rounding, and the rows by Key.
     rank_rows = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
     rows_of_all_ranks = gather(rank_rows) if gather else [rank_rows]
-    rows: dict[tuple[str, int, str], list[dict[int, float]]] = {}  # by tensor of the targets
+    rows: dict[Key, list[dict[int, float]]] = {}  # of all equations; a row is a dict by class
     limit = 0.0
-    for rounding, row_of_tensor in itertools.chain.from_iterable(rows_of_all_ranks):
+    for rounding, row_by_key in itertools.chain.from_iterable(rows_of_all_ranks):
         limit = max(limit, LIMIT * rounding)
-        for key, row in row_of_tensor.items():
+        for key, row in row_by_key.items():
             rows.setdefault(key, []).append(row)
     counts = []
     for (name, number, cut), tensor_rows in rows.items():
@@ -307,12 +312,12 @@ def class_counts(
     return counts
 
 
-def _rows(equation: Equation) -> dict[tuple[str, int, str], dict[int, float]]:
+def _rows(equation: Equation) -> dict[Key, dict[int, float]]:
     """Return Σ_part (L_part − L_whole) n_c by tensor of the targets and by class c.
 
     A sum is not finite if the loss of one of its parts is not.
     """
-    rows: dict[tuple[str, int, str], dict[int, float]] = {}
+    rows: dict[Key, dict[int, float]] = {}
     for loss, part in equation.parts:
         for name, number, cut, tensor in _parts(part.y, "y"):
             if not tensor.is_floating_point() and tensor.dtype != torch.bool:

@@ -237,22 +237,18 @@ class Losses:
         return [self.equation(far._replace(outputs=tree), few.ends) for tree in trees]
 
     def equations(
-        self,
-        batches: Iterable[tuple[Any, Any]],
-        ragged: bool = False,
-        cuts: int = 1,
-        shift: int = 0,
+        self, batches: Iterable[tuple[Any, Any]], ragged: bool = False, cuts: int = 1, shift: int = 0,
         uncut: bool = False,
-    ) -> Iterator[Equation]:
+    ) -> Iterator[Equation]:  # fmt: skip
         """Yield equations of each batch and its parts, and of adjacent parts of successive batches.
 
-        Parts that the loss or the model does not accept have no equation. A batch after the first one that
-        has no equation at all gets one that holds with no count.
+        Parts that the loss or the model does not accept have no equation. For a batch (but not the first)
+        without any equation, an equation is yielded that holds with no count.
 
         Args:
             batches: the batches, on the device.
-            ragged: whether samples differ in length. Then batches are also cut along the length: a mean over
-                targets combines by the number of targets.
+            ragged: whether samples differ in length. Then each batch is also divided along the length: the
+                losses of its parts show whether a loss is a mean over targets.
             cuts: how many times each batch is divided.
             shift: 1 for a loss that compares outputs with the next targets, else 0.
             uncut: True: two parts with samples of different shapes have no equation; False: their samples are
@@ -265,15 +261,17 @@ class Losses:
             parts = [part for _, part in equations[0].parts] if equations else [batch]
             if previous_parts:
                 joint_equation = attempt(self.of_two, previous_parts[-1], parts[0], number, uncut)
-                equations += [] if joint_equation is None else [joint_equation]
+                if joint_equation is not None:
+                    equations.append(joint_equation)
             if number and not equations:
                 equations = [Equation(number, 1.0, [], 0.0)]  # holds with no count
             yield from equations
             if ragged and self.by_outputs:
-                equation = attempt(self._of_lengths, batch, number, shift, 3)
-                equation = equation or attempt(self._of_lengths, batch, number, shift, 2)
-                if equation is not None:
-                    yield equation
+                for divisor in (3, 2):  # halves, if the loss does not accept a third of the length
+                    equation = attempt(self._of_lengths, batch, number, shift, divisor)
+                    if equation is not None:
+                        yield equation
+                        break
             previous_parts = parts
 
     def equations_of_batch(self, batch: Samples, times: int = 1, number: int = 0) -> list[Equation]:
@@ -523,25 +521,29 @@ def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> 
     usual_counts = [*by_code.values()]
     ragged, uncut = losses.problem.data.ragged, False
 
-    def those_that_hold(some_counts: Iterable[Count], shift: int = 0) -> list[Count]:
+    def those_that_hold(some_counts: Iterable[Count], uncut: bool = False, shift: int = 0) -> list[Count]:
         """Return the counts with which the hints and the equations of all batches hold."""
         remaining = counts.that_hold(some_counts, hints)
-        equations = losses.equations(batches(), ragged and not uncut, shift=shift, uncut=uncut)
-        while remaining and (equation := next(equations, None)) is not None:
+        if not remaining:
+            return []
+        for equation in losses.equations(batches(), ragged and not uncut, shift=shift, uncut=uncut):
             remaining = counts.that_hold(remaining, [equation])
+            if not remaining:
+                break
         return remaining
 
     remaining = those_that_hold(usual_counts)
     if ragged and not remaining:
         remaining = those_that_hold([count for count in usual_counts if count.cut], shift=1)
     if ragged and not remaining:
-        # The inputs may hold the samples' lengths, which do not change when targets are cut.
+        # Counts may be lengths given among the inputs. Cut targets would not change these: none are cut.
         uncut = True
         lengths = [count for count in usual_counts if count.of_inputs and count.function == "numbers"]
-        remaining = those_that_hold(lengths)
+        remaining = those_that_hold(lengths, uncut)
     if not remaining and (not hints or counts.class_counts(hints, only_determined=False)):
+        # Two equations for each of the most classes (our choice), unless each part needs its own pass.
         cuts = math.ceil(2 * MAX_CLASSES / batch_count) if losses.by_outputs else 1
-        remaining = those_that_hold(counts.class_counts(losses.equations(batches(), ragged, cuts)))
+        remaining = those_that_hold(counts.class_counts(losses.equations(batches(), ragged, cuts)), uncut)
     # The equation of the two batches that the counts weigh most differently may exclude some counts.
     while remaining:
         rows = [[float(count(x, y).sum()) for count in remaining] for x, y in batches()]

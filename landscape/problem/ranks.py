@@ -399,14 +399,15 @@ def _joint_passes(problem: Any) -> Iterator[None]:
 
 
 def check_mean(problem: Any, terms: Terms) -> None:
-    """Find the count of targets that weights the losses of parts in the mean over the batches of all ranks.
+    """Find the weights with which the losses of parts of the ranks' batches combine to the loss of all.
 
-    ``terms`` gets the count. Raises InputError, on all ranks, if none of the usual counts is right.
+    ``terms`` gets the count of targets that gives these weights. Raises InputError, on all ranks, if none of
+    the usual counts is right.
     """
     _, targets = next(_rank_batches(problem))
     numbers_per_sample = sum(t[:1].numel() for _, t in named_tensors(targets))
-    shapes = problem._by_rank(problem.data.ragged, numbers_per_sample)  # (ranks, 2), as floats
-    ragged = bool(shapes[:, 0].any()) or len(shapes.unique(dim=0)) > 1
+    raggedness, numbers = problem._by_rank(problem.data.ragged, numbers_per_sample).T  # both: (ranks,)
+    ragged = bool(raggedness.any()) or len(numbers.unique()) > 1
     if is_mean(problem.criterion) and not ragged:
         return
     model_has_loss = problem.criterion is output_loss
@@ -421,8 +422,9 @@ def check_mean(problem: Any, terms: Terms) -> None:
     equations = batch_equations()
     with _joint_passes(problem):  # an equation of the first samples of this rank and of the rank before
         batch = losses.samples(*next(_rank_batches(problem)))
-        rows = min(MAX_ROWS, max(1, MAX_NUMBERS * batch.size // max(1, batch.numbers)))
-        first_samples = batch.rows(slice(rows))
+        # As many samples as have MAX_NUMBERS numbers, but at least 1 and at most MAX_ROWS.
+        sample_count = min(MAX_ROWS, max(1, MAX_NUMBERS * batch.size // max(1, batch.numbers)))
+        first_samples = batch.rows(slice(sample_count))
         inputs = first_samples.x if model_has_loss else None  # other losses need the outputs only
         gathered = problem._gathered_objects([first_samples.outputs, inputs, first_samples.y])
         samples = [Samples(*values).on(problem.device) for values in gathered]
