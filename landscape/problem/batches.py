@@ -41,32 +41,29 @@ def attempt(function: Callable[..., T], *args: Any) -> T | None:
 
 
 def tree_map(
-    function: Callable[[Any], Tensor],
-    tree: Any,
-    kind: type = Tensor,
-    replaced: dict[int, Tensor] | None = None,
+    function: Callable[[Any], Tensor], tree: Any, kind: type = Tensor, memo: dict[int, Tensor] | None = None
 ) -> Any:
     """Return ``tree`` with ``function(tensor)`` in place of each tensor; mappings become dicts.
 
-    All occurrences of one tensor are replaced by one new tensor: a loss may differentiate outputs by inputs
-    that are also its targets.
+    If a tensor occurs several times, the same new tensor replaces it each time. This matters for inputs that
+    are also targets, if the loss differentiates by them.
 
     Args:
         function: a function of a tensor.
         tree: tensors in nested tuples, lists and mappings; other objects stay as they are.
         kind: the type of objects to replace.
-        replaced: only for the recursive calls: the new tensors by the ids of the old ones. (In place of this
-            argument, a nested function would keep the tensors in memory until Python collects cycles.)
+        memo: only for the recursive calls: the new tensors by the ids of the old ones. (A nested function
+            needs no such argument, but keeps the tensors in memory until Python collects cycles.)
     """
-    replaced = {} if replaced is None else replaced
+    memo = {} if memo is None else memo
     if isinstance(tree, kind):
-        if id(tree) not in replaced:
-            replaced[id(tree)] = function(tree)
-        return replaced[id(tree)]
+        if id(tree) not in memo:
+            memo[id(tree)] = function(tree)
+        return memo[id(tree)]
     if isinstance(tree, Mapping):
-        return {key: tree_map(function, value, kind, replaced) for key, value in tree.items()}
+        return {key: tree_map(function, value, kind, memo) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)):
-        values = (tree_map(function, value, kind, replaced) for value in tree)
+        values = (tree_map(function, value, kind, memo) for value in tree)
         is_named_tuple = hasattr(tree, "_fields")
         return type(tree)(*values) if is_named_tuple else type(tree)(values)
     return tree
@@ -303,7 +300,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
 
     Args:
         x, y: inputs and targets.
-        alike: whether to raise InputError unless all tensors have that length.
+        alike: whether all tensors must have that length; InputError is raised if one has not.
         remedy: code that the error recommends for inputs such as the nodes and edges of a graph.
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
@@ -320,14 +317,17 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     is_list_of_images = isinstance(y, list) and bool(y) and all(isinstance(entry, Mapping) for entry in y)
     if is_list_of_images:  # an image's tensors have a row for each of its objects, such as boxes
         counted_name, length = "targets", len(y)
-    for name, tensor in tensors if alike else ():
+    if not alike:
+        return length
+    for name, tensor in tensors:
         is_sparse = tensor.layout is not torch.strided
         if is_list_of_images or tensor.dim() == 0 or len(tensor) != length or is_sparse:
-            size = f"{len(tensor) if tensor.dim() else 'no'} samples"
+            found = f"{len(tensor) if tensor.dim() else 'no'} samples"
             if is_sparse:
-                size = f"a {str(tensor.layout).removeprefix('torch.')} tensor (.to_dense() makes a plain one)"
+                layout = str(tensor.layout).removeprefix("torch.")
+                found = f"a {layout} tensor (.to_dense() makes a plain one)"
             graph = ", or be in a list of one batch (as for a graph)" if remedy else ""
-            words = f"{size}, but {counted_name}: {length} samples; all must hold each sample once{graph}"
+            words = f"{found}, but {counted_name}: {length} samples; all must hold each sample once{graph}"
             raise InputError(f"data: {name}: {words}", remedy=remedy)
     return length
 

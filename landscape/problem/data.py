@@ -95,7 +95,8 @@ class Data:
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # the checksum of a pass over all batches
         self._sums: list[Tensor] = []  # the checksum of each batch
-        # Holds the fingerprint, and for each count (its key) the indices that pick_if_divisible() has chosen.
+        # Key "fingerprint": the text of the fingerprint. A number as key: the indices of that many samples,
+        # as pick_if_divisible() has chosen them.
         self._cache: dict[Any, Any] = {}
         # The number of terms of each sample: 1, until weigh() sets another function.
         self.terms_in: Any = lambda x, y: torch.ones(count_samples(x, y, alike=False))
@@ -115,8 +116,8 @@ class Data:
             else:
                 self.batches = HostStream(x, y, self.samples)
         elif isinstance(data, Iterator) or not isinstance(data, Iterable):
-            once = isinstance(data, Iterator)
-            reason, remedy = ("can be read only once", LISTED) if once else ("cannot be read", "")
+            is_iterator = isinstance(data, Iterator)
+            reason, remedy = ("can be read only once", LISTED) if is_iterator else ("cannot be read", "")
             raise InputError(f"data: a {type(data).__name__} {reason}; give (x, y) or batches", remedy=remedy)
         else:
             self.batches = data

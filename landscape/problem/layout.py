@@ -116,6 +116,7 @@ def independent_copy(model: nn.Module) -> nn.Module:
     training mode, which undoes what the module's eval() did to its parameters.
     """
     try:
+        # The second argument has the copies that replace tensors which deepcopy() would refuse.
         copied = copy.deepcopy(model, copies_of_results(model))
     except Exception as error:  # objects in the user's module raise any kind of error
         reason = f"{type(error).__name__}: {first_words(error, 200)}"

@@ -440,7 +440,7 @@ def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: 
         loss(outputs, reshaped)
     except Exception:  # reshaped targets are no remedy for this loss
         return
-    # If this pass raises an error, the loss does not accept these shapes, and InputError names the remedy.
+    # A loss that raises an error for these shapes is refused, too: the remedy below is the same.
     with contextlib.suppress(Exception), _Broadcasts(outputs, targets) as broadcasts:
         loss(outputs, targets)
         if not broadcasts.found:

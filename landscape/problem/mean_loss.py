@@ -563,20 +563,20 @@ class MeanLoss:
             for i, (x, y, weight, seed) in enumerate(self.parts()):
                 with self.evaluating(seed):
                     outputs = own_outputs(problem, x) if is_recomputing else problem.call(parameters, x)
-                    value = self.criterion(outputs, y) * (weight / self.samples)
-                chunk_gradients = differentiate(value, list(parameters.values()))
+                    chunk_loss = self.criterion(outputs, y) * (weight / self.samples)
+                chunk_gradients = differentiate(chunk_loss, list(parameters.values()))
                 for view, addend in zip(self.layout.views(gradient).values(), chunk_gradients, strict=True):
                     if i == 0:
                         view.copy_(addend)
                     else:
                         view.add_(addend)
-                total += float(value.detach())
+                total += float(chunk_loss.detach())
         if self.regularised:
             leaf = weights.detach().requires_grad_()
             with torch.enable_grad():
-                value = self.penalty_value(leaf)
-            gradient += gradients(value, [leaf])[0]
-            total += float(value.detach())
+                penalty = self.penalty_value(leaf)
+            gradient += gradients(penalty, [leaf])[0]
+            total += float(penalty.detach())
         return total, gradient
 
     # The need: a chunk's gradient and the sum of gradients; the activations and their gradients.

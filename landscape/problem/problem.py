@@ -390,7 +390,9 @@ def chain(problem: Problem) -> list[Layer] | None:
         return None
     inputs, _ = tensors
     _, first_layer = leaves[0]
-    return layers if type(first_layer) is nn.Flatten or inputs.dim() == 2 else None
+    if type(first_layer) is not nn.Flatten and inputs.dim() != 2:
+        return None
+    return layers
 
 
 def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -118,7 +118,8 @@ class ShardedProblem(Exchanges):
             self.device = torch.device(next(iter(other_types)), torch.accelerator.current_device_index())
         self.dtype = torch.promote_types(first_part.dtype, torch.float32)
         self.agree("ShardedProblem", {"terms": terms, "check": check, **options})
-        for option in options:
+        if options:
+            option = next(iter(options))
             raise InputError(f"{option}: it is not allowed with a sharded model, only terms, name, check are")
         fit("terms", terms, Callable | None)
         self.check = fit("check", check, Check)
@@ -144,11 +145,10 @@ class ShardedProblem(Exchanges):
             ranks.check_finite(self, term_counter, every=check == "full")
         # Ranks that divide a layer among them have the same data, which count once.
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
-        different_data = len(set(self._by_rank(checksum).tolist()))
-        share = different_data / self.ranks
-        self.samples = round(float(self._by_rank(self.data.samples).sum()) * share)
+        share_of_distinct_data = len(set(self._by_rank(checksum).tolist())) / self.ranks
+        self.samples = round(float(self._by_rank(self.data.samples).sum()) * share_of_distinct_data)
         self.mask = self._mask()
-        # As for data in batches: with these values no faster method divides the data.
+        # With these values no faster method divides the data, as none does for data in batches.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
         if check != "off":
             ranks.check_ranks(self, x, y, term_counter)
@@ -368,6 +368,7 @@ class ShardedProblem(Exchanges):
                 for piece in self.pieces:
                     piece.parameter.grad = None
                 own_parts = [piece.local for piece in self.chosen]
+                # An error, such as for weights of another length, is raised on all ranks.
                 parts = self._on_all(lambda: own_parts if weights is None else self.parts(weights))
                 for piece, part in zip(self.chosen, parts, strict=True):
                     piece.local.copy_(part)
