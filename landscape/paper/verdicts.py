@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 Outcome = Literal["holds", "holds in part", "does not hold", "no difference", "undecided", "not tested here"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-#: A table of pandas, which is imported where a figure is drawn or judged; and a number by seed.
+#: A table of pandas, which is imported where a figure is drawn or judged; and one number for each seed.
 Rows: TypeAlias = "pd.DataFrame"
-Numbers: TypeAlias = "pd.Series[float]"
+Series: TypeAlias = "pd.Series[float]"
 #: The sizes of an effect that a claim speaks of, an open interval.
 Sizes: TypeAlias = tuple[float, float]
 ABOVE_ZERO, ABOVE_ONE = (0.0, math.inf), (1.0, math.inf)
@@ -255,7 +255,7 @@ def settings(rows: Rows, *names: str) -> list[Any]:
     return list(distinct.itertuples(index=False, name=None))
 
 
-def by_seed(rows: Rows, value: str, /, **where: Any) -> Numbers:
+def by_seed(rows: Rows, value: str, /, **where: Any) -> Series:
     """Return ``value`` by seed; of several rows with one seed the last, such as that of the last epoch.
 
     Example:
@@ -268,7 +268,7 @@ def by_seed(rows: Rows, value: str, /, **where: Any) -> Numbers:
     return numbers.set_axis(seeds[numbers.index]).groupby(level=0).nth(-1)
 
 
-def difference(a: Numbers, b: Numbers) -> tuple[float, ...]:
+def difference(a: Series, b: Series) -> tuple[float, ...]:
     """Return a − b of the seeds that both have; of two infinities, which is no number, 0.
 
     Example:
@@ -280,7 +280,7 @@ def difference(a: Numbers, b: Numbers) -> tuple[float, ...]:
     return tuple((a - b).mask(a == b, 0.0).sort_index().tolist())
 
 
-def ratio(a: Numbers, b: Numbers) -> tuple[float, ...]:
+def ratio(a: Series, b: Series) -> tuple[float, ...]:
     """Return a/b of the seeds that both have."""
     a, b = a.align(b, join="inner")
     return tuple((a / b.where(b != 0)).sort_index().tolist())
@@ -313,7 +313,7 @@ def paired_effect(
 
 
 def effect_of(
-    where: str, what: str, a: Numbers, b: Numbers, *, times: bool = False, claimed: Sizes | None = None,
+    where: str, what: str, a: Series, b: Series, *, times: bool = False, claimed: Sizes | None = None,
     **options: Any,
 ) -> Effect:  # fmt: skip
     """Return :func:`paired_effect` of numbers by seed; ``options`` are further ones of :class:`Effect`."""

@@ -63,34 +63,35 @@ def falls(result: RunTimes) -> list[str]:
     return falling
 
 
-def _draw_times(r: RunTimes) -> Figure:
-    """Draw seconds per step against workers, a line for each algorithm and topology.
+def _draw_times(result: RunTimes) -> Figure:
+    """Draw the seconds of a step against the number of workers, a line for each algorithm and mixing.
 
-    The panels show the two orders of DPSGD (AWC, ATC); SSGD and SSGD* are in both. Error bars are one
+    One panel has DPSGD in AWC order, the other in ATC order; both have SSGD and SSGD*. Error bars are one
     standard error of the simulation.
     """
-    # Only DPSGD has topologies: each has a shade of DPSGD's color, and a marker of its own.
-    mixings = list(dict.fromkeys(mixing for mixing in r.mixing if mixing))
+    # SSGD and SSGD* have no mixing. Each mixing of DPSGD has a shade of DPSGD's color and a marker.
+    mixings = [mixing for mixing in dict.fromkeys(result.mixing) if mixing]
     shade_of = dict(zip(mixings, style.shades(color_of("dpsgd"), len(mixings)), strict=True))
+    marker_of = dict(zip(mixings, "sD^v", strict=False))
     picture, axes = panels(1, 2, 4.6, 4.0, sharey="row")
     for order, ax in zip(("awc", "atc"), axes, strict=True):
-        for (algorithm, mixing), rows in _times(r).groupby(["algorithm", "mixing"], sort=False):
+        for (algorithm, mixing), rows in _times(result).groupby(["algorithm", "mixing"], sort=False):
             if mixing and not algorithm.endswith(order):
                 continue
             look: Any = {"lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-", "marker": "o"}
             if mixing:
-                look = {"lw": 1.2, "ls": "-", "marker": "sD^v"[mixings.index(mixing)]}
+                look = {"lw": 1.2, "ls": "-", "marker": marker_of[mixing]}
             color = shade_of.get(mixing, color_of(algorithm))
             workers, step_s, error = (rows[name].to_numpy() for name in ("workers", "step_s", "step_error"))
             legend_name = f"DPSGD {mixing}" if mixing else style.paper_name(algorithm)
             points(ax, workers, step_s, error, color, legend_name, capsize=0, mfc="none", **look)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
-        ax.set_xticks(np.unique(r.workers).astype(int))
+        ax.set_xticks(np.unique(result.workers).astype(int))
         ax.set(xlabel="workers (log scale)", title=f"DPSGD, {order.upper()} order")
     style.log_axis(axes[0].yaxis)
     axes[0].set_ylabel("time per step (s, log scale)")
-    text = r.label.replace("\n", "; link: ") + "."
+    text = result.label.replace("\n", "; link: ") + "."
     return finish(picture, "Predicted time per step: SSGD, and DPSGD by topology", text, axes[:1], ncols=3)
 
 
@@ -187,17 +188,19 @@ def _judge_loopback(rows: Rows) -> Iterator[Effect]:
 
 @figure("runtime-loopback", _judge_loopback)
 def _loopback(context: Context) -> Drawing:
-    """Draw predicted and measured seconds per step against the number of processes, a pair for each rule.
+    """Draw the predicted and the measured seconds of a step against the number of processes, for each rule.
 
-    Predictions are lines. Measurements are points: medians over the rounds, with bars for the range.
+    Lines are medians of the predictions over the rounds of measurement. Points are medians of the measured
+    seconds, with bars for the range.
     """
-    sizes, tables = dict(context.sizes), []
-    for processes in sizes.pop("processes"):
-        options = {"processes": processes, **sizes}
+    tables = []
+    for processes in context.sizes["processes"]:
+        options = {**context.sizes, "processes": processes}
         make = functools.partial(_measured, **options)
         run_times = context.cached(RunTimes, [], options, make, (predict,))
-        # Each round has two tables, first the prediction; a round counts as a seed.
-        for seed, (predicted, measured) in enumerate(zip(run_times[::2], run_times[1::2], strict=True)):
+        # Each round has two results, the prediction and the measurement. The table calls a round a seed.
+        rounds = zip(run_times[::2], run_times[1::2], strict=True)
+        for seed, (predicted, measured) in enumerate(rounds):
             columns = {
                 "processes": processes,
                 "seed": seed,

@@ -18,16 +18,7 @@ from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Drawing, declared, figure, handle, last, late, median_and_range, test_error
 from landscape.paper.figures.landscapes import median_rise
 from landscape.paper.figures.large_batch import classes
-from landscape.paper.verdicts import (
-    Effect,
-    Numbers,
-    Rows,
-    by_seed,
-    effect_of,
-    paired_effect,
-    select,
-    settings,
-)
+from landscape.paper.verdicts import Effect, Rows, Series, by_seed, effect_of, paired_effect, select, settings
 from landscape.plots.picture import caption, formulas, panels, shared_legend, wrapped_panels
 from landscape.plots.style import DARK, OTHER, PALE, color_of, log_axis, shades, ticks_at
 from landscape.plots.training import column_of
@@ -103,24 +94,26 @@ def _edge(context: Context) -> Drawing:
     rows = context.table(measure)
     rates = settings(rows, "lr")
     picture, axes = panels(2, len(rates), 3.5, 2.8, sharey="row")
-    for (column, rate), name in itertools.product(enumerate(rates), settings(rows, "setting")):
-        color, is_atc = look_of(name)
-        runs = [run.end for run in context.ended(lr=rate, setting=name)]
-        curves = [pd.Series(run.history["lr_lambda_max"], run.history["step"]) for run in runs]
-        seed_curves = pd.concat([curve[np.isfinite(curve)] for curve in curves], axis=1).sort_index()
+    for column, rate in enumerate(rates):
         awc_panel, atc_panel = axes[column], axes[column + len(rates)]
-        own_panels = [atc_panel] if is_atc else [awc_panel]
-        if name == "SSGD":
-            own_panels = [awc_panel, atc_panel]
-        for ax in own_panels:
-            ax.plot(seed_curves, color=color, lw=0.4, alpha=0.4)
-            # SSGD's lines are wider: they can be seen behind equal lines of DPSGD in ATC order.
-            ax.plot(seed_curves.median(axis=1), color=color, lw=3.0 if name == "SSGD" else 1.5)
-            ax.axhline(last(runs[0], LIMIT), color=color, lw=1.2, ls="--")
+        for name in settings(rows, "setting"):
+            color, is_atc = look_of(name)
+            runs = [run.end for run in context.ended(lr=rate, setting=name)]
+            curves = [pd.Series(run.history["lr_lambda_max"], run.history["step"]) for run in runs]
+            seed_curves = pd.concat([curve[np.isfinite(curve)] for curve in curves], axis=1).sort_index()
+            own_panels = [atc_panel] if is_atc else [awc_panel]
+            if name == "SSGD":
+                own_panels = [awc_panel, atc_panel]
+            for ax in own_panels:
+                ax.plot(seed_curves, color=color, lw=0.4, alpha=0.4)
+                # SSGD's lines are wider: they can be seen behind equal lines of DPSGD in ATC order.
+                ax.plot(seed_curves.median(axis=1), color=color, lw=3.0 if name == "SSGD" else 1.5)
+                ax.axhline(last(runs[0], LIMIT), color=color, lw=1.2, ls="--")
     for ax, (order, rate) in zip(axes, itertools.product(("AWC", "ATC"), rates), strict=True):
         ax.set(title=f"α = {rate:g}, DPSGD in {order} order", xlabel="step")
     for ax in axes[:: len(rates)]:
         ax.set_ylabel(r"$\eta\lambda_{max}$ of $w_a$")
+    # All limits lie in these ranges. Higher values, mostly peaks of single seeds, are left out.
     axes[0].set_ylim(0, 3)
     axes[-1].set_ylim(1, 4)
     settings_legend(picture, handle("limit on ηλ", lw=1.2, ls="--"), columns=5, lw=1.8)
@@ -158,7 +151,8 @@ def _judge_follows(rows: Rows) -> Iterator[Effect]:
 def _follows(context: Context) -> Drawing:
     """Draw the rise of the loss and the test error against λ_max, with a point for each run.
 
-    λ_max is the median over the second half of the steps. Each learning rate has a column of panels.
+    λ_max is the median over the second half of the steps. The rise and the test error have a row of panels
+    each, and each learning rate has a column.
     """
 
     def measure(run: Ended) -> dict[str, Any]:
@@ -176,16 +170,17 @@ def _follows(context: Context) -> Drawing:
             look = {"color": color, "marker": "o", "mfc": "none" if is_atc else color}
             ax.plot(group["lambda_max_nat"], group[quantity], ls="none", ms=5, **look)
         log_axis(ax.xaxis)
-        log_axis(ax.yaxis, 2)
-    for ax, rate in zip(axes, rates, strict=False):
+        log_axis(ax.yaxis, factor=2)
+    for ax, rate in zip(axes[: len(rates)], rates, strict=True):
         ax.set_title(f"α = {rate:g}")
     for ax, label in zip(axes[:: len(rates)], quantities.values(), strict=True):
         ax.set_ylabel(label)
-    axes[-len(rates) // 2].set_xlabel(r"$\lambda_{max}$ of $w_a$ (nat)")
+    # One label for the last row, below its middle panel.
+    axes[len(rates) + len(rates) // 2].set_xlabel(r"$\lambda_{max}$ of $w_a$ (nat)")
     atc_order = handle("ATC order", marker="o", mfc="none", ls="none")
     settings_legend(picture, atc_order, columns=5, marker="o", ls="none")
-    chosen = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
-    compared = compare_with_paper(chosen, "test error (%), α = {lr:g}, {setting}", ERROR, mean_and_spread)
+    main_rows = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
+    compared = compare_with_paper(main_rows, "test error (%), α = {lr:g}, {setting}", ERROR, mean_and_spread)
     compared.append(Compared("correlation of log λ_max with log rise", f"{_correlation(rows):.2f}"))
     return Drawing({"": picture}, rows, compared)
 
@@ -349,16 +344,18 @@ def _instruments(context: Context) -> Drawing:
         values = [f"{end[c]:{form}}" if np.isfinite(end[c]) else "–" for c, form in LAYOUT["forms"].values()]
         what = f"nB = {batch}, {named(name)} (limit {end['limit']:.2f}): {'; '.join(LAYOUT['forms'])}"
         compared.append(Compared(what, "; ".join(values)))
-    pictures = {"": _picture(rows, ends, "sharpness"), "-disagreement": _picture(rows, ends, "spread")}
+    limits = ends["limit"]
+    pictures = {"": _picture(rows, limits, "sharpness"), "-disagreement": _picture(rows, limits, "spread")}
     return Drawing(pictures, rows, compared)
 
 
-def _picture(rows: Rows, ends: Rows, which: str) -> Any:
-    """Draw the quantities of ``which``, a key of LAYOUT: "sharpness" or "spread".
+def _picture(rows: Rows, limits: Any, subject: str) -> Any:
+    """Draw the quantities that LAYOUT lists for ``subject``, "sharpness" or "spread".
 
-    Each quantity has a row of panels, each batch a column, each setting a line.
+    Each quantity has a row of panels, each batch a column, each setting a line. ``limits`` are the largest
+    stable ηλ by (batch, setting).
     """
-    batches, quantities = settings(rows, "batch"), LAYOUT[which]
+    batches, quantities = settings(rows, "batch"), LAYOUT[subject]
     picture, axes = panels(len(quantities), len(batches), 3.5, 2.3, sharey="row")
     cells = itertools.product(quantities, batches)
     for ax, ((column, label, scale), batch) in zip(axes, cells, strict=True):
@@ -369,7 +366,7 @@ def _picture(rows: Rows, ends: Rows, which: str) -> Any:
             extra_width = 2.0 if name == "SSGD" else 0.0
             ax.plot(curve.index, curve, color=color, ls="--" if is_atc else "-", lw=1.4 + extra_width)
             if column.startswith("lr_"):
-                ax.axhline(ends["limit"][batch, name], color=color, lw=1.0 + extra_width, ls=":")
+                ax.axhline(limits[batch, name], color=color, lw=1.0 + extra_width, ls=":")
         if column == "noise_scale":
             ax.axhline(batch, color=DARK, lw=1.0, ls="-.")
         ax.set_yscale(scale)
@@ -382,12 +379,12 @@ def _picture(rows: Rows, ends: Rows, which: str) -> Any:
         if position.is_last_row():
             ax.set_xlabel("step")
     lines = [handle("ATC order", lw=1.4, ls="--")]
-    if which == "sharpness":
+    if subject == "sharpness":
         lines += [handle("limit", lw=1.0, ls=":"), handle("total batch nB", lw=1.0, ls="-.")]
     settings_legend(picture, *lines, columns=7, lw=1.8)
-    if which == "spread":
+    if subject == "spread":
         picture.suptitle("Spread and gradient along the sharpest directions, MNIST")
-    caption(picture, LAYOUT["captions"][which])
+    caption(picture, LAYOUT["captions"][subject])
     return picture
 
 
@@ -419,7 +416,7 @@ def _bound(rows: Rows) -> float:
     return (float(rows[ERROR].min()) + float(rows["chance_percent"].iloc[0])) / 2
 
 
-def largest_log2_rates(rows: Rows) -> dict[str, Numbers]:
+def largest_log2_rates(rows: Rows) -> dict[str, Series]:
     """Return log2 of the largest learning rate up to which one task converges, by algorithm and seed.
 
     If no rate converges, the value is one less than log2 of the smallest rate. Rates below the first that
@@ -454,10 +451,11 @@ def _judge_rates(rows: Rows) -> Iterator[Effect]:
 
 @figure("lr-divergence", _judge_rates)
 def _rates(context: Context) -> Drawing:
-    """Draw the test error, and the largest ηλ_max of a run, against the learning rate.
+    """Draw the test error, and the largest ηλ_max during a run, against the learning rate.
 
-    Each task has a panel for the test error, with the bound of convergence, and one for ηλ_max with its
-    limits, if it was measured. Points are medians over seeds; bars are the range.
+    Each task has a panel for the test error; runs below the dotted line have converged. If ηλ_max was
+    measured, the task also has a panel for ηλ_max and its limits. Points are medians over seeds; bars are the
+    range.
     """
 
     def measure(run: Ended) -> dict[str, Any]:
@@ -516,7 +514,7 @@ def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
 SETTINGS = {"SSGD": ("o", 1 / 1.05), "ring(2) AWC": ("s", 1.05)}
 
 
-def _best(rows: Rows, optimizer: str) -> list[Numbers]:
+def _best(rows: Rows, optimizer: str) -> list[Series]:
     """Return the test errors by seed at the rate with the lowest median, for each of SETTINGS."""
     errors = []
     for name in SETTINGS:
@@ -525,7 +523,7 @@ def _best(rows: Rows, optimizer: str) -> list[Numbers]:
     return errors
 
 
-def _advantage(rows: Rows, optimizer: str) -> Numbers:
+def _advantage(rows: Rows, optimizer: str) -> Series:
     """Return the test error of SSGD − that of DPSGD by seed, each at its best rate."""
     ssgd, dpsgd = _best(rows, optimizer)
     return ssgd.sub(dpsgd).dropna()

@@ -52,9 +52,10 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
     """Draw the training curves of all runs, and the contours of the runs of seed 0.
 
     Args:
-        name: the figure in the column "figure" of numbers/figures.csv, which has the paper's test errors.
-        text: makes a text of the seeds' test errors.
-        log: whether the contours' levels are logarithmic, as in :func:`landscape.draw`.
+        name: the figure's name in numbers/figures.csv, which has the paper's test errors.
+        text: a function that takes the test errors of all seeds, and returns their text in the table of
+            numbers beside the paper's.
+        log: whether the contours' levels are logarithmic; None as in :func:`landscape.draw`.
     """
     surfaces_of_seed_0 = list[Surface]()
 
@@ -84,9 +85,11 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
         compared.append(Compared(what, f"{lowest:.3g} to {highest:.3g}"))
     curves: Any = plots.draw([run.end for run in context.ended()])
     contours = plots.draw(surfaces_of_seed_0, log=log)
-    # The caption of a picture begins with the title of its figure, which already names data and learners.
-    caption(curves, f"Seed{curves.get_caption().partition(', seed')[2]}")
-    rises = ", ".join(f"{s.label.split(',')[0]} {median_rise(s):.2g}" for s in surfaces_of_seed_0)
+    # Before the seeds, the caption of the curves names the data and the learners. The title of the figure,
+    # which is put in front of the caption, names them already.
+    _, _, from_seeds = curves.get_caption().partition(", seed")
+    caption(curves, f"Seed{from_seeds}")
+    rises = ", ".join(f"{s.label.removesuffix(', seed 0')} {median_rise(s):.2g}" for s in surfaces_of_seed_0)
     _add_to_caption(contours, f"Median rise over the plane (nat): {rises}.")
     return Drawing({"": curves, "-contour": contours}, rows, compared)
 
@@ -148,18 +151,19 @@ def _judge_flatness(rows: Rows) -> list[Effect]:
 
 @figure("flatness", _judge_flatness)
 def _flatness(context: Context) -> Drawing:
-    """Draw the ratio of the rises of the loss around SSGD and DPSGD, in four ways.
+    """Draw how much more the loss rises around SSGD's weights than around DPSGD's, as a ratio.
 
-    The directions are random, as they are or filter-normalized. The points are the end of each run, or the
-    checkpoint at which the run has the training loss that both algorithms reach with the seed.
+    The rise is measured in four ways. The random directions are as drawn or filter-normalized. The weights
+    are those at the end of the run or at equal loss: at the checkpoint whose training loss is nearest to the
+    higher of the two losses with which SSGD and DPSGD end.
     """
     final_loss = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
 
     def measure(run: Ended) -> Iterator[dict[str, Any]]:
-        reached_loss = max(final_loss[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
+        higher_loss = max(final_loss[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
 
         def distance(point: Point) -> float:
-            return abs(float(np.log(last(point, "train_loss") / reached_loss)))
+            return abs(float(np.log(last(point, "train_loss") / higher_loss)))
 
         points = {"end": run.last, "equal loss": min(run.points, key=distance)}
         for when, point in points.items():
@@ -170,9 +174,9 @@ def _flatness(context: Context) -> Drawing:
     rows = context.table(measure)
     effects = _judge_flatness(rows)
     picture, (ax,) = panels(1, 1, 7.6, 3.6)
-    for k, effect in enumerate(effects):
-        ax.plot(effect.values, np.full(len(effect.values), k), "o", color=OTHER, ms=6, mfc="none")
-        ax.plot(np.median(effect.values), k, "|", color="k", ms=18, mew=2)
+    for row, effect in enumerate(effects):
+        ax.plot(effect.values, np.full(len(effect.values), row), "o", color=OTHER, ms=6, mfc="none")
+        ax.plot(np.median(effect.values), row, "|", color="k", ms=18, mew=2)
     ax.axvline(1, color=OTHER, lw=0.9, ls=":")
     names = [effect.where.replace("as drawn (paper)", "not normalized") for effect in effects]
     ax.set_yticks(range(len(effects)), names)
@@ -197,10 +201,10 @@ def _judge_planes(rows: Rows) -> list[Effect]:
 def _planes(context: Context) -> Drawing:
     """Draw the loss in the plane nearest to DPSGD's learners, early and in the middle of training.
 
-    The table also has the end of training. The picture does not: the learners are then so near to one another
-    that the loss has one color in the scale of the other panels.
+    The table also has the end of training. The picture leaves it out, because the learners are then so near
+    to one another that their loss has only one color in the scale of the other panels.
     """
-    surfaces = list[Surface]()  # of all seeds, in the order of _WHEN
+    surfaces = list[Surface]()  # of each run, in the order of _WHEN
 
     def measure(run: Ended) -> list[dict[str, Any]]:
         points = (run.points[0], run.points[len(run.points) // 2], run.points[-1])
@@ -210,7 +214,7 @@ def _planes(context: Context) -> Drawing:
             {
                 "when": when,
                 "step": point.step,
-                "loss_at_mean_nat": float(surface.marker_loss[-1]),  # the mean comes after the learners
+                "loss_at_mean_nat": float(surface.marker_loss[-1]),  # the last marker is the mean
                 "learners_loss_median_nat": float(np.median(surface.marker_loss[:-1])),
                 "consensus_distance": last(point, "consensus"),
                 "explained_percent": float(100 * sum(surface.explained)),
@@ -220,12 +224,13 @@ def _planes(context: Context) -> Drawing:
 
     rows = context.table(measure)
     learners_loss, loss_at_mean = (rows[column] for column in _LOSSES)
-    with_ratio = rows.assign(of_mean=learners_loss / loss_at_mean)
+    with_ratio = rows.assign(loss_ratio=learners_loss / loss_at_mean)
     what = "loss of a learner / loss of the mean, {when}"
-    picture = plots.draw([replace(s, label=f"DPSGD, {s.label}") for s in surfaces[: len(_WHEN) - 1]])
-    texts = [f"{np.median(s.marker_loss[:-1]):.2g} (mean: {s.marker_loss[-1]:.2g})" for s in surfaces[:2]]
-    _add_to_caption(picture, f"Median loss of the learners themselves: {', then '.join(texts)} nat.")
-    compared = compare_with_paper(with_ratio, what, "of_mean", form=".3g")
+    shown = surfaces[:2]  # of the first run, without the end
+    picture = plots.draw([replace(s, label=f"DPSGD, {s.label}") for s in shown])
+    losses = [f"{np.median(s.marker_loss[:-1]):.2g} (mean: {s.marker_loss[-1]:.2g})" for s in shown]
+    _add_to_caption(picture, f"Median loss of the learners themselves: {', then '.join(losses)} nat.")
+    compared = compare_with_paper(with_ratio, what, "loss_ratio", form=".3g")
     remark = "The picture is of the first seed, early and in the middle."
     return Drawing({"": picture}, rows, compared, remark)
 
@@ -270,18 +275,19 @@ def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]
 
 def _grids(
     context: Context, make: Callable[[Ended, str], Any], columns: Callable[[Any], dict[str, Any]], value: str,
-    what: str, count: str = "",
+    what: str, valid: str = "",
 ) -> Drawing:  # fmt: skip
-    """Draw the grids of the runs of seed 0; the table has all points of the grids of all runs.
+    """Draw the grids of the runs of seed 0, and make a table of all points of the grids of all runs.
 
-    The numbers beside the paper's are, for each run, the median of the column ``value`` over its points.
+    Beside the paper's numbers stand those of the runs: medians of the column ``value`` over the run's points.
 
     Args:
-        make: takes a run and a label, and returns the grid of the run.
-        columns: takes a grid, and returns columns of the table, arrays (ny, nx), by name.
-        value: name of one of these columns.
+        make: a function that takes a run and a label, and returns the grid of the run.
+        columns: a function that takes a grid, and returns the columns of its points by name, each an array
+            (ny, nx).
+        value: the name of one of these columns.
         what: the words for :func:`.compare_with_paper`.
-        count: name of a column of bool; only points with True count. Default: all points count.
+        valid: the name of the column that says which points count (bool). Default: all points count.
     """
     grids_of_seed_0 = list[Any]()
 
@@ -295,21 +301,21 @@ def _grids(
         return table
 
     rows = context.table(measure).drop(columns="network")
-    rows.insert(0, "model", rows.pop("model"))
-    counted_rows = rows.assign(**{value: rows[value].where(rows[count])}) if count else rows
+    rows.insert(0, "model", rows.pop("model"))  # the first column
+    counted_rows = rows
+    if valid:  # the others become NaN, which a median leaves out
+        counted_rows = rows.assign(**{value: rows[value].where(rows[valid])})
     medians = counted_rows.groupby(_PLACE, sort=False)[value].median().reset_index()
     picture = plots.draw(grids_of_seed_0)
-    of_seed_0 = counted_rows[counted_rows["seed"] == 0].groupby(["model", "algorithm"], sort=False)[value]
-    _add_to_caption(
-        picture, f"Seed 0; medians over the points: {', '.join(f'{m:.2g}' for m in of_seed_0.median())}."
-    )
+    texts = [f"{median:.2g}" for median in select(medians, seed=0)[value]]
+    _add_to_caption(picture, f"Seed 0; medians over the points: {', '.join(texts)}.")
     remarks = []
     untrained = settings(rows[rows["test_accuracy_percent"] < CHANCE], "model", "algorithm")
     if untrained:
         names = ", ".join(f"{model} with {algorithm}" for model, algorithm in untrained)
         remarks.append(f"At chance stayed runs of {names}, which do not count.")
-    if count and not rows[count].all():
-        left_out = rows[~rows[count]].groupby(["model", "algorithm"], sort=False).size()
+    if valid and not rows[valid].all():
+        left_out = rows[~rows[valid]].groupby(["model", "algorithm"], sort=False).size()
         texts = [f"{points} of {model} with {algorithm}" for (model, algorithm), points in left_out.items()]
         remarks.append(f"Points that did not converge do not count: {', '.join(texts)}.")
     compared = compare_with_paper(medians, what, value, form=".3g")

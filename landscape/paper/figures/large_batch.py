@@ -20,16 +20,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.compared import Compared, compare_with_paper, mean_and_spread, printed
 from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Drawing, declared, figure, handle, last, test_error
-from landscape.paper.verdicts import (
-    Effect,
-    Numbers,
-    Rows,
-    by_seed,
-    effect_of,
-    paired_effect,
-    select,
-    settings,
-)
+from landscape.paper.verdicts import Effect, Rows, Series, by_seed, effect_of, paired_effect, select, settings
 from landscape.plots.picture import panels, shared_legend, wrapped_panels
 from landscape.plots.style import color_of
 from landscape.problem.layout import Layout
@@ -92,13 +83,13 @@ def draw_curves(ax: Any, rows: Rows, column: str, label: str | None = None, **lo
             ax.plot(run["epoch"].iloc[-1], run[column].iloc[-1], "x", color=look["color"], ms=8, mew=2)
 
 
-def ends(rows: Rows, value: str, quantity: str, **where: Any) -> Numbers:
+def ends(rows: Rows, value: str, quantity: str, **where: Any) -> Series:
     """Return the last ``value`` of each seed, of ``quantity``; of a run that diverged what stands for it."""
     rows = rows.assign(**{value: rows[value].mask(rows["diverged"].astype(bool), _LOST[quantity])})
     return by_seed(rows, value, **where)
 
 
-def gain(where: str, quantity: str, names: tuple[str, ...], *pair: Numbers, least: float = 0.0) -> Effect:
+def gain(where: str, quantity: str, names: tuple[str, ...], *pair: Series, least: float = 0.0) -> Effect:
     """Return the gain of the first of a pair over the second, by seed: in points or nats.
 
     It is first − second of accuracies, and second − first of losses. ``where`` gets the two ``names`` in this
@@ -170,8 +161,8 @@ _PAIR = ("SSGD", "DPSGD")
 def _draw_progress(context: Context, column: str) -> Drawing:
     """Draw a column of the history against the epoch, for SSGD and DPSGD at all batches.
 
-    Each network has a panel, with solid lines for the largest batch; if there is only one network, each batch
-    has a panel. SSGD's lines are wider than DPSGD's, so that equal lines are both visible.
+    Several networks have a panel each, where the largest batch has solid lines. A single network has a panel
+    for each batch. SSGD's lines are wider than DPSGD's, so that equal lines are both visible.
     """
     rows = context.table(lambda run: curve(run, column))
     rows = rows[["model", "batch", "algorithm", "seed", "epoch", column, "diverged"]]
@@ -186,10 +177,10 @@ def _draw_progress(context: Context, column: str) -> Drawing:
     picture, axes = wrapped_panels(len(contents), 4.6 if several_models else 3.5, 3.2, sharey=True)
     for ax, (model, panel_batches) in zip(axes, contents, strict=True):
         for algorithm, batch in itertools.product(_PAIR, panel_batches):
-            look = {"ls": style_of_batch[batch] if several_models else "-"}
-            look["lw"] = 2.6 if algorithm == "SSGD" else 1.2
+            ls = style_of_batch[batch] if several_models else "-"
+            lw = 2.6 if algorithm == "SSGD" else 1.2
             curves = select(rows, model=model, batch=batch, algorithm=algorithm)
-            draw_curves(ax, curves, column, color=color_of(algorithm), **look)
+            draw_curves(ax, curves, column, color=color_of(algorithm), ls=ls, lw=lw)
         title = model if several_models else f"{model}, {_batch(context, batch=panel_batches[0])}"
         ax.set(title=title, xlabel="epoch")
         if ax.get_subplotspec().is_first_col():
@@ -251,15 +242,19 @@ def judge_pairs(rows: Rows, quantity: str, small: str = "") -> Iterator[Effect]:
 def _add_table(
     name: str, file: str, column: str, where: dict[str, str], quantity: str = "test_accuracy", small: str = ""
 ) -> None:
-    """Add a figure that is a table of the paper, without a picture, by the keys printed.NAME of figures.toml.
+    """Register a figure that compares our numbers with a table of the paper, and has no picture.
+
+    The arguments come from the table printed.NAME of figures.toml. ``column`` and ``where`` are formatted
+    with the values of a run: "bs{_batch}" becomes "bs1024".
 
     Args:
-        name: the table's name.
-        file: numbers/FILE.csv has the paper's numbers.
-        column: the column of FILE with the number of a run, with values of the run in braces.
-        where: column of FILE -> its value in the row of a run, with values of the run in braces.
+        name: the name of the figure.
+        file: the paper's numbers are in numbers/FILE.csv.
+        column: the column with the paper's number for a run.
+        where: column -> value, for the row with the paper's number for a run.
         quantity: what the numbers are, "test_accuracy" or "test_loss".
-        small: the beginning of the names of settings at which DPSGD is only claimed to be as good as SSGD.
+        small: the first words of the settings with small batches, at which the paper only claims that DPSGD
+            is as good as SSGD.
     """
 
     def draw(context: Context) -> Drawing:
@@ -269,6 +264,7 @@ def _add_table(
             values = {**run.values, "RULE": run.values["_rule"].upper()}
             row = select(numbers, **{key: pattern.format(**values) for key, pattern in where.items()})
             end, recipe = run.end, run.last.recipe
+            # In Table 2 the algorithm is empty.
             label = "{algorithm}, {at}, {network}".format(**values).removeprefix(", ")
             return {
                 "ours": score(end, quantity),

@@ -57,7 +57,10 @@ def _judge_eq4(rows: Rows) -> list[Effect]:
 
 @figure("eq4", _judge_eq4)
 def _eq4(context: Context) -> Drawing:
-    """Draw the four numbers for Δ(2) against the step of the checkpoint, one panel for each seed."""
+    """Draw the extra noise Δ(2), estimated in the four ways of _FORMS, against the step of the checkpoint.
+
+    Each seed has a panel.
+    """
     draws = context.sizes["draws"]
 
     def noise_at(point: Point) -> Noise:
@@ -66,11 +69,12 @@ def _eq4(context: Context) -> Drawing:
         return noise(problem, run.weights, run.lr, run.local_batch, draws=draws, label=step)
 
     def measure(run: Ended) -> Iterator[dict[str, Any]]:
-        """Yield a row for each of the four numbers at each checkpoint of a run."""
+        """Yield a row for each of the four estimates at each checkpoint of a run."""
 
         def make() -> list[Noise]:
             return [noise_at(point) for point in run.points]
 
+        # "along" only keeps the hash under which the results are stored.
         results = context.cached(Noise, run.points, {"draws": draws, "along": True}, make, (noise,))
         for name, result in itertools.product(_FORMS, results):
             value, error = result.means()[name]
@@ -81,9 +85,9 @@ def _eq4(context: Context) -> Drawing:
     picture, axes = wrapped_panels(len(groups), 2.1, 3.0, columns=5, sharey=True)
     for ax, (seed, seed_rows) in zip(axes, groups, strict=True):
         for marker, (name, label) in zip("osD^", _FORMS.items(), strict=True):
-            number_rows = select(seed_rows, estimate=name)
+            curve = select(seed_rows, estimate=name)
             look = {"marker": marker, "ms": 4, "label": label, "lw": 3.2 if name == "direct" else 1.4}
-            ax.errorbar(number_rows["step"], number_rows["value"], number_rows["standard_error"], **look)
+            ax.errorbar(curve["step"], curve["value"], curve["standard_error"], **look)
         ax.set(yscale="log", title=f"seed {seed}", xlabel="step")
     axes[0].set_ylabel("Δ(2) (squared weights)")
     shared_legend(picture, axes[:1], ncols=4)
@@ -116,8 +120,8 @@ def _judge_split(rows: Rows) -> list[Effect]:
 def _split(context: Context) -> Drawing:
     """Draw the three terms of Δ_DP = Δ_S + α²‖P⊥δ‖² + cross term, as shares of Δ_DP, along training.
 
-    Figure 2(a) and Figure 2(b) have a panel each; lines are medians over seeds. The table also has the mean
-    of the cross term over the steps of each run.
+    Figure 2(a) and Figure 2(b) have a panel each; lines are medians over seeds, with a band between the
+    quartiles. The table also has the mean of the cross term over the steps of each run.
     """
     tables, compared = [], list[Compared]()
     picture, axes = panels(1, 2, 5.0, 3.7, sharey=True)
@@ -125,20 +129,20 @@ def _split(context: Context) -> Drawing:
         runs = [run.end for run in context.ended(_part=part)]
         is_decomposed = np.isfinite(runs[0].history["delta"])
         steps = runs[0].history["step"][is_decomposed].astype(int)
-        full_runs = [run for run in runs if run.step == runs[0].step]  # not one that ended before
+        full_runs = [run for run in runs if run.step == runs[0].step]  # without runs that ended early
         shares: dict[str, Array] = {}  # term -> its shares, (runs, steps)
         for term, label in _TERMS.items():
             shares[term] = share = np.array([
                 run.history[term][is_decomposed] / run.history["delta"][is_decomposed] for run in full_runs
             ])  # fmt: skip
-            at, (low, median, high) = running_quartiles(np.tile(steps, len(full_runs)), share.ravel())
-            ax.fill_between(at, low, high, alpha=0.25, lw=0)
-            ax.plot(at, median, label=label)
-            columns = {"figure": f"2({part})", "seed": "median", "step": steps, "term": term}
-            tables.append(pd.DataFrame(columns | {"share_of_delta": np.median(np.abs(share), 0)}))
+            centers, (low, median, high) = running_quartiles(np.tile(steps, len(full_runs)), share.ravel())
+            ax.fill_between(centers, low, high, alpha=0.25, lw=0)
+            ax.plot(centers, median, label=label)
+            medians = {"figure": f"2({part})", "seed": "median", "step": steps, "term": term}
+            tables.append(pd.DataFrame({**medians, "share_of_delta": np.median(np.abs(share), 0)}))
         cross = shares["delta_cross"]
-        columns |= {"seed": [run.seed for run in full_runs], "step": "mean", "share_of_delta": cross.mean(1)}
-        tables.append(pd.DataFrame(columns))
+        means = {"figure": f"2({part})", "seed": [run.seed for run in full_runs], "step": "mean"}
+        tables.append(pd.DataFrame({**means, "term": "delta_cross", "share_of_delta": cross.mean(1)}))
         mean, error = mean_and_error(cross.mean(1))
         size_text = f"{100 * float(np.median(np.abs(cross))):.1f}%"
         error_text = f" ± {100 * error:.1f}%" if np.isfinite(error) else "%"
@@ -183,9 +187,9 @@ def _judge_smoothing(rows: Rows) -> Iterator[Effect]:
 
 @figure("smoothing", _judge_smoothing)
 def _smoothing(context: Context) -> Drawing:
-    """Draw the smoothing of the loss at the first and the last checkpoint of the runs of seed 0.
+    """Draw how the spread smooths the loss, at the first and the last checkpoint of the runs of seed 0.
 
-    The table has the first and the last checkpoint of all runs.
+    The table has these checkpoints of all runs.
     """
     results_of_seed_0 = list[Smoothing]()
 
@@ -193,6 +197,7 @@ def _smoothing(context: Context) -> Drawing:
         results = [_smoothed(context, point) for point in (run.points[0], run.points[-1])]
         if run.values["seed"] == 0:
             results_of_seed_0.extend(results)
+        # In lambda_smooth, entry 0 has the covariance of the spread, entry 1 an isotropic covariance.
         return [
             {
                 "checkpoint": r.label,
@@ -255,31 +260,33 @@ def _derived(run: Ended) -> dict[str, Array]:
 
 
 def _measured(run: Ended, until: int) -> dict[str, Any]:
-    """Return the numbers of a run up to the step ``until``; NaN for those that its rule or optimizer has not.
+    """Return the numbers of a run up to the step ``until``.
 
-    Means and medians are over the second half of the steps. Training loss and test error are the last values.
-    Ratios are medians: a denominator, such as a schedule's rate or an estimate of ‖g‖², may be near zero.
+    A number that its rule or optimizer lacks is NaN. Means and medians are over the second half of the steps.
+    Training loss and test error are the last values. Ratios are medians: a denominator, such as a schedule's
+    rate or an estimate of ‖g‖², may be near zero.
     """
-    columns, sent = _derived(run), _sent(run)[:until]  # bytes in each step
+    columns = _derived(run)
+    sent = _sent(run)[:until]  # bytes in each step
     is_before = columns["step"] <= until
     is_late = is_before & (columns["step"] > until / 2)
 
-    def reduced(name: str, is_counted: Array, reduce: Callable[[Array], Any]) -> float:
+    def statistic(name: str, is_counted: Array, reduce: Callable[[Array], Any]) -> float:
         values = columns[name][is_counted & np.isfinite(columns[name])]
         return float(reduce(values)) if len(values) else float("nan")
 
     def last_value(name: str) -> float:
-        return reduced(name, is_before, lambda values: values[-1])
+        return statistic(name, is_before, lambda values: values[-1])
 
-    exchange_steps = np.append(np.flatnonzero(sent) + 1, until)
+    exchange_steps = np.append(np.flatnonzero(sent) + 1, until)  # steps count from 1
     return {
         "step": until,
         "megabytes": sent.sum() / 1e6,
         "kilobytes_a_step": sent.mean() / 1e3,
         "kilobytes_burst": sent.max() / 1e3,
         "steps_apart": int(np.diff(exchange_steps, prepend=0).max()),  # longest time without an exchange
-        **{name: reduced(name, is_late, np.median) for name in LAYOUT["medians"]},
-        **{name: reduced(name, is_late, np.mean) for name in LAYOUT["means"]},
+        **{name: statistic(name, is_late, np.median) for name in LAYOUT["medians"]},
+        **{name: statistic(name, is_late, np.mean) for name in LAYOUT["means"]},
         "train_loss": last_value("train_loss"),
         ERROR: 100 * (1 - last_value("test_accuracy")),
         "diverged": run.end.diverged,
@@ -304,11 +311,11 @@ def _judge_rules(rows: Rows) -> Iterator[Effect]:
 
 @figure("rules", _judge_rules)
 def _rules(context: Context) -> Drawing:
-    """Draw a row of points for each rule and a panel for each number, in two pictures for each network.
+    """Draw two pictures for each network, with a panel for each number and a row of points for each rule.
 
     The first picture has the rules that exchange in each step. The second has SSGD, and the rules whose
-    learners are apart for several steps. The first picture of the first network has the finding as its title,
-    and so it also has the rules of the second picture that the claims name.
+    learners are apart for several steps. The title of the first network's first picture is the finding. So
+    this picture also has local SGD, DiLoCo and MuLoCo, on which the finding rests.
     """
     tables, compared, pictures = [], list[Compared](), dict[str, Any]()
     colors = {run.values["rule"]: color_of(run.end.algorithm) for run in context.ended()}
@@ -317,13 +324,14 @@ def _rules(context: Context) -> Drawing:
         byte_budget = _sent(ssgd).mean() * ssgd.last.recipe.steps / SHARE
 
         def measure(run: Ended, byte_budget: float = byte_budget) -> list[dict[str, Any]]:
+            # Rounding of the sum must not cost a run its last step, hence 1e-9.
             steps_within = int(np.searchsorted(_sent(run).cumsum(), byte_budget * (1 + 1e-9), "right"))
             last_steps = {SAMPLES: run.end.step, BYTES: max(1, steps_within)}
             return [{"at": at, **_measured(run, step)} for at, step in last_steps.items()]
 
-        rows = context.table(measure, network=network)
-        tables.append(rows)
-        rows = rows.drop_duplicates(EQUAL)
+        table = context.table(measure, network=network)
+        tables.append(table)
+        rows = table.drop_duplicates(EQUAL)  # equal rules are drawn once
         is_first_network = not pictures
         name = "" if is_first_network else f"-{network.split(',')[0].lower()}"
         is_apart = rows["rule"].isin(settings(rows[rows["steps_apart"] > 1], "rule"))
@@ -334,7 +342,7 @@ def _rules(context: Context) -> Drawing:
         for suffix, picture_rows in {"": rows[is_in_first], "-apart": rows[is_in_second]}.items():
             pictures[f"{name}{suffix}"] = picture = _rules_picture(picture_rows, network, colors)
             picture.suptitle(f"{network}: several steps between exchanges" if suffix else network)
-        compared += _compared(tables[-1])
+        compared += _compared(table)
     return Drawing(pictures, pd.concat(tables, ignore_index=True), compared, LAYOUT["remark"])
 
 
@@ -363,30 +371,32 @@ def _compared(rows: Rows) -> list[Compared]:
 def _rules_picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     """Draw the numbers of LAYOUT, a panel for each, with a row for each rule.
 
-    Points are means over the seeds, with their intervals: filled for iid data, hollow for skewed data.
+    Points are means over the seeds, with confidence intervals. They are filled for iid data, and hollow for
+    skewed data.
     """
     rules = settings(rows, "rule")
-    chosen = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
-    picture, axes = panels(1, len(chosen), 10.5 / len(chosen), 0.27 * len(rules) + 1.3, sharey=True)
-    for ax, (column, label, scale, at) in zip(axes, chosen, strict=True):
+    data_panels = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
+    picture, axes = panels(1, len(data_panels), 10.5 / len(data_panels), 0.27 * len(rules) + 1.3, sharey=True)
+    for ax, (column, label, scale, at) in zip(axes, data_panels, strict=True):
         for (row, rule), split in itertools.product(enumerate(rules), (IID, SKEWED)):
             mean, low, high = _interval(select(rows, rule=rule, split=split, at=at)[column])
             if not np.isfinite(mean) or (scale == "log" and not mean > 0):
                 continue
             lengths = [[mean - low], [high - mean]] if np.isfinite(low) else None
-            color, y = colors[rule], row - 0.17 if split == IID else row + 0.17
+            color = colors[rule]
+            y = row - 0.17 if split == IID else row + 0.17
             look: Any = {"mfc": color if split == IID else "white", "ms": 4, "lw": 0.8, "capsize": 0}
             points(ax, mean, y, None, color, xerr=lengths, **look)
         if scale == "log":
-            log_axis(ax.xaxis, 2)
+            log_axis(ax.xaxis, factor=2)
         elif scale == "symlog" and np.abs(ax.dataLim.intervalx).max() > 10:
             ax.set_xscale("symlog", linthresh=1)
             ax.xaxis.set_major_formatter("{x:g}")  # powers of ten take more room than there is
         ax.set_xlabel(label)
     axes[0].set_yticks(range(len(rules)), rules)
     axes[0].set_ylim(len(rules) - 0.5, -0.5)
-    gray = {"marker": "o", "ls": "none", "ms": 4}
-    handles = [handle(IID, **gray), handle(SKEWED, mfc="white", **gray)]
+    circle = {"marker": "o", "ls": "none", "ms": 4}
+    handles = [handle(IID, **circle), handle(SKEWED, mfc="white", **circle)]
     picture.legend(handles=handles, loc="outside lower center", ncols=2)
     caption(picture, f"{network}. {LAYOUT['caption']}")
     return picture

@@ -137,12 +137,18 @@ def escape_time(settings: Sequence[str]) -> float:
 
 
 @numerics(1)
-def saddles(seeds: Sequence[int], **varied: Sequence[float]) -> list[Escape]:
-    """Simulate the steps until SSGD, SSGD* and DPSGD leave a saddle, for each quantity of VARY.
+def saddles(seeds: Sequence[int], **values_by_quantity: Sequence[float]) -> list[Escape]:
+    """Measure how many steps SSGD, SSGD* and DPSGD need to leave a saddle, as one quantity varies.
 
-    One varies at a time; the others are as in the recipe saddle-dpsgd. The problem is ours: DPSGD-2020
-    describes its problem in an appendix that is not available. The seeds, at least six, are the same for all,
-    so that the algorithms see the same minibatches. A quantity without values is skipped.
+    The problem is ours, because DPSGD-2020 describes its problem in an appendix that is not available.
+
+    Args:
+        seeds: at least six; each algorithm runs with each of them, so that all see the same minibatches.
+        values_by_quantity: a quantity of VARY -> the values that it takes, while the other quantities are as
+            in the recipe saddle-dpsgd. A quantity without values is skipped.
+
+    Returns:
+        A result for each quantity.
     """
     base = read(RECIPE)
     fixed = {
@@ -151,16 +157,17 @@ def saddles(seeds: Sequence[int], **varied: Sequence[float]) -> list[Escape]:
         "lr": base.lr,
     }
     results = []
-    for vary, values in varied.items():
+    for quantity, values in values_by_quantity.items():
         if not len(values):
             continue
-        times, changes = np.zeros((len(ALGORITHMS), len(values), len(seeds))), list(ALGORITHMS.values())
+        times = np.zeros((len(ALGORITHMS), len(values), len(seeds)))
         for a, k, s in np.ndindex(times.shape):
-            settings = [f"{key}={values[k]}" for key in VARY[vary]]
-            times[a, k, s] = escape_time([*changes[a], *settings, f"seed={seeds[s]}"])
-        setting = ", ".join(f"{name} {value:g}" for name, value in fixed.items() if name != vary)
+            algorithm_settings = list(ALGORITHMS.values())[a]
+            value_settings = [f"{key}={values[k]}" for key in VARY[quantity]]
+            times[a, k, s] = escape_time([*algorithm_settings, *value_settings, f"seed={seeds[s]}"])
+        other_values = ", ".join(f"{name} {value:g}" for name, value in fixed.items() if name != quantity)
         numbers = np.array(values, dtype=np.float64)
-        results.append(Escape(times, numbers, vary, tuple(ALGORITHMS), base.steps, setting))
+        results.append(Escape(times, numbers, quantity, tuple(ALGORITHMS), base.steps, other_values))
     return results
 
 
@@ -218,9 +225,9 @@ def minima(
 ) -> Minima:
     """Measure, for each delay and form of momentum, the learning rate above which training leaves a minimum.
 
-    Full-batch training by async-sgd starts close to the minimum: without momentum, with MOMENTUM, and with
-    shifted momentum. Bisection finds a rate at which training stays, and a slightly higher one at which it
-    leaves. The result also has the rate that linear stability predicts.
+    Full-batch training by async-sgd starts close to the minimum, once with each form of momentum: none,
+    ordinary and shifted. Bisection finds a rate at which training stays, and a slightly higher rate at which
+    it leaves. The result also has the rate that linear stability predicts.
 
     Args:
         problem: its weights are a minimum of its loss plus ½ ``weight_decay`` ‖w‖².
@@ -233,23 +240,24 @@ def minima(
     Raises:
         OperationError: training leaves at every rate, or at none; or the curvature is not positive.
     """
-    # Largest stable ηλ, (3, number of delays): a row for each form of momentum.
-    stable_step = limits(delays, MOMENTUM)
+    eta_lambda_limits = limits(delays, MOMENTUM)  # (3, number of delays): a row for each form of momentum
     top_pair = top_eigenvalues(problem, 1)
     lambda_max = float(top_pair.values[0])
     curvature = lambda_max + weight_decay
     if not curvature > 0:
         raise OperationError(f"minimum: λ_max with weight decay is {curvature:.3g}, it must be > 0")
     loss, _ = objective(problem, problem.weights, weight_decay)
-    displacement = DISPLACEMENT * float(vector_norm(problem.weights)) or DISPLACEMENT
+    norm = float(vector_norm(problem.weights))
+    displacement = DISPLACEMENT * norm if norm else DISPLACEMENT
+    # The ceiling is what the loss would be after FACTOR displacements, if it were quadratic.
     start = Start(
         problem,
         problem.weights + displacement * problem.weights.new_tensor(top_pair.vectors[0]),
         weight_decay,
         ceiling=loss + 0.5 * curvature * (FACTOR * displacement) ** 2,
     )
-    momenta = ((0.0, 0.0), (MOMENTUM, 0.0), (0.0, MOMENTUM))  # (of the optimizer, shifted) for each row
-    predicted = stable_step / curvature
+    momenta = ((0.0, 0.0), (MOMENTUM, 0.0), (0.0, MOMENTUM))  # (ordinary, shifted) momentum of each row
+    predicted = eta_lambda_limits / curvature
     stays, leaves = np.zeros(predicted.shape), np.zeros(predicted.shape)
     for row, column in np.ndindex(predicted.shape):
         delay, (momentum, shifted) = delays[column], momenta[row]
@@ -432,9 +440,9 @@ def _draw_minimum(r: Minima) -> Figure:
 
 @figure("delay-minima", _judge_minima)
 def _delay_minima(context: Context) -> Drawing:
-    """Draw the largest learning rate that keeps a trained minimum, against the delay, for the first seed.
+    """Draw the largest learning rate at which training stays at its minimum, against the delay.
 
-    The table has these rates for all seeds.
+    The picture is of the first seed; the table has all seeds.
     """
     results, sizes = list[Minima](), dict(context.sizes)
 
