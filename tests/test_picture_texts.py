@@ -182,7 +182,7 @@ def test_texts_of_the_papers_figures(name: str, tmp_path: Path) -> None:
     context = entry.of(Context(tmp_path, records=ROOT / "figures" / "records"))
     with style():
         drawing = entry.draw(context)
-        pages.set_titles_and_captions(entry, context, drawing, "Not tested here: " + entry.finding)
+        pages.set_titles_and_captions(entry, context, drawing, {"": "Not tested here: " + entry.finding})
     for picture in drawing.pictures.values():
         check(picture)
 

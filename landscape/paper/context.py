@@ -214,15 +214,17 @@ class Context:
         return [recipe for recipe in recipes.values() if self.record(recipe) is None]
 
     def train(self, recipes: Iterable[Recipe]) -> None:
-        """Train those runs of ``recipes`` that have not yet ended in this context's folder.
+        """Train the runs of ``recipes`` that have not ended in this context's folder; write their records.
 
-        An interrupted run resumes.
+        An interrupted run resumes. If ``runs_with_weights`` is a set without a run, the weights of this run
+        are deleted once its record is written.
 
         Raises:
             OperationError: a run could not be made.
         """
-        recipe_of = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}  # each run only once
-        jobs = [TrainingJob(r, folder) for folder, r in recipe_of.items() if launch.ended(r, folder) is None]
+        # A run that several recipes describe, under different names, has one folder and is trained once.
+        recipe_in = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
+        jobs = [TrainingJob(r, folder) for folder, r in recipe_in.items() if launch.ended(r, folder) is None]
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         ended_count = 0
 
@@ -234,7 +236,6 @@ class Context:
             ended_count += 1
             recipe = job.recipe
             self.record(recipe)
-            # Of the other runs, only the record is needed.
             if self.runs_with_weights is not None and identity(recipe) not in self.runs_with_weights:
                 shutil.rmtree(job.folder)
             self.message(
@@ -314,27 +315,29 @@ class Context:
 
     def cached(
         self, kind: type[R], points: Point | Sequence[Point], settings: Mapping[str, Any],
-        make: Callable[[], R | Sequence[R]], by: Sequence[Any],
+        make: Callable[[], R | Sequence[R]], functions: Sequence[Any],
     ) -> list[R]:  # fmt: skip
-        """Return the results of ``make()``: the stored ones if there are any, or else new ones, to be stored.
+        """Return the results of ``make()``: read them from their file, or compute and write them.
 
-        Of the plane of a surface, only lengths and angles are stored (:meth:`.Surface.compact`).
+        The name of the file is a hash of the class ``kind``, the ``points``, the ``settings`` and the
+        versions of the ``functions``. So the results are computed again after a change of a version. A
+        surface's file has only the lengths and angles of its plane (:meth:`.Surface.compact`).
 
         Args:
-            kind: the class of the results; its schema is part of the name of the file.
+            kind: the class of the results.
             points: the weights on which the results depend.
             settings: all other numbers and texts on which the results depend.
             make: computes the results.
-            by: the functions and classes that ``make`` calls. Their versions (``registry.numerics``) are part
-                of the name, too: results of another version are computed again.
+            functions: the functions and classes that ``make`` calls and that have a version
+                (``registry.numerics``).
 
         Raises:
-            OutOfTimeError: the results are not stored, and the budget is used up.
+            OutOfTimeError: there is no file, and the time budget is used up.
             OperationError: the file is damaged; after it is deleted, the results are computed again.
         """
         point_list = [points] if isinstance(points, Point) else list(points)
-        versions = [version_of(function) for function in by]
-        self.versions |= {function.__name__: version_of(function) for function in by}
+        versions = [version_of(function) for function in functions]
+        self.versions |= {function.__name__: version_of(function) for function in functions}
         inputs = {"of": [point.key for point in point_list], "numerics": versions, **settings}
         _, name_of_archive = self.archives  # the first archive has the runs
         key, store = digest(kind.schema, inputs), self._store(name_of_archive)
@@ -356,7 +359,7 @@ class Context:
             base.save(results, path)
             store.add(seconds_name, f"{time.perf_counter() - start:.1f}\n".encode())
         self.seconds += float(store.read(seconds_name) or 0)
-        return [result for result in results if isinstance(result, kind)]  # all; the test is for mypy
+        return [result for result in results if isinstance(result, kind)]  # all; mypy needs the check
 
     def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:
         """Compute the contour of the test loss around w_a; with ``samples`` 0, over all.

@@ -150,8 +150,9 @@ def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
 def seconds_of(context: Context, runs: Iterable[Recipe], seconds_by_kind: dict[str, float]) -> float:
     """Estimate the seconds that ``runs`` take on this machine if they are trained one after another.
 
-    The estimate is the measured time of a sample's gradient, times the number of samples that all steps,
-    evaluations, decompositions, λ_max and instruments use. The time to write checkpoints is left out.
+    The estimate is the measured time of a sample's gradient times the number of gradients: those of the
+    training steps, and those of the evaluations, decompositions, λ_max and instruments between the steps. The
+    time to write checkpoints is left out.
 
     Args:
         context: the data and the device.
@@ -160,8 +161,9 @@ def seconds_of(context: Context, runs: Iterable[Recipe], seconds_by_kind: dict[s
     """
     total = 0.0
     for run in runs:
-        timed_samples = min(max(TIMED_SAMPLES), run.local_batch)
-        kind = digest(run.model, run.data, run.autocast, run.dtype, timed_samples)
+        # Runs that have these settings in common share one measurement.
+        largest_timed_batch = min(max(TIMED_SAMPLES), run.local_batch)
+        kind = digest(run.model, run.data, run.autocast, run.dtype, largest_timed_batch)
         if kind not in seconds_by_kind:
             seconds_by_kind[kind] = seconds_a_sample(context, run)
         spec = run.spec("data")
@@ -170,14 +172,14 @@ def seconds_of(context: Context, runs: Iterable[Recipe], seconds_by_kind: dict[s
         monitor = run.monitor
         monitored = monitor.samples or train
         instruments_every = monitor.every if monitor.instruments else 0
-        passes = (  # (samples, steps from one pass to the next; 0: never)
+        passes = (  # (gradients of a pass, steps from one pass to the next; 0: never)
             (run.decompose.samples or train, run.decompose.every),
-            (test / 3, run.evaluate.every),  # without gradients: a third of the time
+            (test / 3, run.evaluate.every),  # a loss takes a third of the time of a gradient
             (SHARPNESS_PASSES * monitored, monitor.sharpness),
             (EIGENVECTOR_PASSES * monitor.k * monitored, instruments_every),
         )
-        samples_a_step = run.batch + sum(samples / every for samples, every in passes if every)
-        total += run.steps * samples_a_step * seconds_by_kind[kind]
+        gradients_a_step = run.batch + sum(count / every for count, every in passes if every)
+        total += run.steps * gradients_a_step * seconds_by_kind[kind]
     return total
 
 
@@ -278,8 +280,8 @@ def figure(
     Args:
         name: name of the figure in ``landscape figures``.
         judge: takes the rows of the CSV file, and returns the effects that decide the verdict on the claim.
-        table: values for the keys of ``Described``. Default: the table ``name`` of figures.toml in this
-            package.
+        table: the fields of :class:`Described` and their values. Default: the table ``name`` of figures.toml
+            in this package.
 
     Returns:
         The decorator, which returns the :class:`Figure` in place of the function.
@@ -294,8 +296,9 @@ def figure(
     """
 
     def add(draw: Callable[[Context], Drawing]) -> Figure:
+        # By default, the runs of a figure are those of the table cells.NAME, if figures.toml has it.
         cells = name if name in declared()["cells"] else ""
-        description = check_keywords(name, table or {"cells": cells} | declared()[name], Described)
+        description = check_keywords(name, table or {"cells": cells, **declared()[name]}, Described)
         new_figure = Figure(name=name, judge=judge, draw=draw, **description)
         return registry.figures.add(name)(new_figure)
 

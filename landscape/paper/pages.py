@@ -70,7 +70,7 @@ def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path
         context.pack(complete=False)
         raise OutOfTimeError
     while True:  # again after each run that is trained again
-        context = context.of(context.cells)
+        context = context.of(context.cells)  # forgets the analyses of an attempt that was given up
         try:
             with style():
                 drawing = figure.draw(context)
@@ -102,10 +102,10 @@ def write(
     name, scale, csv_text = figure.name, context.scale, table(drawing.rows)
     judgment = verdict(name, scale, csv_text, drawing.remark)
     folder.mkdir(parents=True, exist_ok=True)
-    # A line "-PICTURE: TITLE" has the title of NAME-PICTURE.png.
-    result_lines = _result_lines(name, scale, judgment["effects"])
-    titles = dict(line.partition(": ")[::2] for line in result_lines if line.startswith("-"))
-    texts = set_titles_and_captions(figure, context, drawing, judgment["finding"], titles)
+    # In figures.toml a line "-PICTURE: TITLE" gives the title of NAME-PICTURE.png.
+    title_lines = [line for line in _result_lines(name, scale, judgment["effects"]) if line.startswith("-")]
+    titles = {"": judgment["finding"], **dict(line.split(": ", maxsplit=1) for line in title_lines)}
+    texts = set_titles_and_captions(figure, context, drawing, titles)
     pictures = [folder / f"{name}{suffix}.png" for suffix in drawing.pictures]
     for path, picture in zip(pictures, drawing.pictures.values(), strict=True):
         plots.save_figure(picture, path)
@@ -172,11 +172,13 @@ def _result_lines(name: str, scale: str, effects: Sequence[dict[str, Any]]) -> l
 
 
 def set_titles_and_captions(
-    figure: Figure, context: Context, drawing: Drawing, title: str, others: Mapping[str, str] | None = None
+    figure: Figure, context: Context, drawing: Drawing, titles: Mapping[str, str]
 ) -> str:
-    """Set ``title`` on the first picture, and captions on all, which begin with the figure's place.
+    """Set the titles and the captions of the pictures of ``drawing``.
 
-    ``others``: the titles of other pictures by suffix.
+    Args:
+        titles: titles by suffix of the picture. A picture that has none here keeps the title with which it
+            was drawn; if it was drawn without a title, it gets the figure's.
 
     Returns:
         All texts of the pictures.
@@ -189,15 +191,15 @@ def set_titles_and_captions(
     about = f"{figure.where}, {context.scale} scale: {figure.title}."
     if context.scale == "smoke":
         about += " The numbers mean nothing."
-    titles, texts = {"": title} | dict(others or {}), list[str]()
+    texts: list[str] = []
     with style():
         for suffix, picture in drawing.pictures.items():
             if titles.get(suffix):
                 picture.suptitle(titles[suffix])
             elif not picture.get_suptitle():
                 picture.suptitle(figure.title[0].upper() + figure.title[1:])
-            of_drawing = picture.get_caption() if isinstance(picture, Picture) else ""
-            caption(picture, " ".join(filter(None, (about, of_drawing, figure.caption))))
+            drawn_caption = picture.get_caption() if isinstance(picture, Picture) else ""
+            caption(picture, " ".join(filter(None, (about, drawn_caption, figure.caption))))
             texts += [text.get_text() for text in picture.findobj(Text) if text.get_visible()]
     return " ".join(texts)
 
@@ -229,11 +231,12 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
             continue
         try:
             entry = json.loads(read_regular(path, MAX_BYTES).decode())
-            # A JSON file is damaged if the pages cannot show its entry, here with a smoke run's verdict.
+            # Both pages are made on trial, to find a damaged entry before the CSV file is read. The verdict
+            # of a smoke run needs no CSV file.
             ungraded = entry | verdict(name, "smoke", "")
             front({name: ungraded})
             details(name, ungraded)
-            path = path.with_suffix(".csv")  # the file that an error below names
+            path = path.with_suffix(".csv")  # an error from here on names the CSV file
             csv_text = read_regular(path, MAX_BYTES).decode()
             entries[name] = entry | verdict(name, entry["scale"], csv_text, entry.get("remark", ""))
         except DAMAGED as error:

@@ -151,7 +151,7 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
     """Return the record of a run of ``recipe`` from the ``values`` of its JSON file.
 
     Raises:
-        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: ``values`` are not of a record.
+        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: no record has these ``values``.
     """
     data, curves = values["data"], []
     for key in ("name", "fingerprint"):
@@ -162,7 +162,7 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
         steps = columns["step"]
         if any(column.shape != steps.shape or column.ndim != 1 for column in columns.values()):
             raise ValueError("columns of unequal length")
-        if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all() or (len(steps) and steps[0] < 1):
+        if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all() or (steps < 1).any():
             raise ValueError("steps that are not finite, do not increase or are below 1")
         curves.append(columns)
     sample_counts = {split: int(data[split]) for split in ("train", "test")}
@@ -173,8 +173,8 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
         curves=tuple(curves), numerics=int(values["numerics"]), step=int(values["step"]),
         diverged_at=int(values["diverged_at"]), seconds=float(values["seconds"]),
     )  # fmt: skip
-    has_times = record.step >= 0 and 0 <= record.seconds < math.inf
-    if record.diverged not in DIVERGED or record.data["train"] < 1 or not has_times:
+    is_possible = record.diverged in DIVERGED and record.data["train"] >= 1 and record.step >= 0
+    if not is_possible or not 0 <= record.seconds < math.inf:
         raise ValueError("values that no run can have")
     last_step = max((curve["step"][-1] for curve in curves if len(curve["step"])), default=0)
     if last_step > record.step:

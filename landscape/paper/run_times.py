@@ -195,18 +195,19 @@ def step_time(
     - D(G(s))_j + f_j u for "after".
 
     This is a recurrence in maximum and sum (Baccelli et al. 1992, "Synchronization and Linearity"). In
-    addition, no gradient ends before the last step's loss is reduced, at max_i s_i + ``loss_exchange_s``.
+    addition, no gradient ends before the all-reduce of the previous step's loss has ended, at max_i s_i +
+    ``loss_exchange_s``.
 
     Args:
         order: when the exchange begins.
-        exchanges: the exchanges of a cycle of steps, in their order.
-        gradient, update: g and u, without stragglers.
+        exchanges: the exchanges of successive steps; after the last, the first comes again.
+        gradient, update: g and u in seconds, without stragglers.
         workers: W.
         straggler: as in :class:`Machines`.
-        loss_exchange_s: seconds of the all-reduce of the last step's loss.
+        loss_exchange_s: seconds of the all-reduce of a step's loss.
         seed: seed of the random f_j.
-        steps: number of simulated steps; the second half is measured, until the slowest worker ends. With
-            stragglers, the error is that of RUNS independent runs; otherwise it is 0.
+        steps: number of simulated steps. The mean is over the second half, up to the end of the slowest
+            worker. The standard error is that of RUNS independent runs; without stragglers it is 0.
     """
     rng = np.random.default_rng(seed)
     factors = np.ones(workers)
@@ -291,16 +292,17 @@ def predict(
     Args:
         recipe: the run whose local batch, seed and name are used.
         workers: numbers of workers, each at least 2.
-        costs: seconds that a worker computes.
+        costs: the durations of a worker's computations.
         machines: the machines.
-        mixings: mixing matrices of DPSGD; a matrix that does not exist for a number of learners has no row.
+        mixings: mixing matrices of DPSGD. The result has no row for a matrix that does not exist for a number
+            of learners.
     """
     rows = list[tuple[int, str, str, float, float]]()
     for count in workers:
         all_reduce = [Exchange(machines.all_reduce_s(count, costs.size))]
         cases = [
-            Case("ssgd", "", "before", all_reduce, 0.0),
-            Case("ssgd*", "", "before", all_reduce, costs.noise),
+            Case("ssgd", "", "before", all_reduce, extra_update_s=0.0),
+            Case("ssgd*", "", "before", all_reduce, extra_update_s=costs.noise),
         ]
         for mixing in mixings:
             try:
@@ -315,7 +317,7 @@ def predict(
                 machines.straggler, loss_exchange_s=machines.all_reduce_s(count, LOGGED), seed=recipe.seed,
             )  # fmt: skip
             rows.append((count, case.algorithm, case.mixing, step_s, step_error))
-    counts, algorithms, row_mixings, seconds, errors = zip(*rows, strict=True)
+    counts, algorithms, row_mixings, seconds, errors = zip(*rows, strict=True)  # the columns
     return RunTimes(
         np.array(counts), algorithms, row_mixings, np.array(seconds), np.array(errors), recipe.name,
         costs.parameters, machines.bandwidth, machines.latency, machines.straggler,
@@ -329,11 +331,11 @@ def calibrate(
     recipe: Recipe, local_batch: int, *, device: torch.device | str = "cpu", data_dir: Any = None,
     dataset: Dataset | None = None, seconds: float = SECONDS,
 ) -> Costs:  # fmt: skip
-    """Measure the seconds that a worker computes in a step of ``recipe``.
+    """Measure how long the computations of a worker take in a step of ``recipe``.
 
     Args:
         recipe: the recipe of a run.
-        local_batch: samples of the worker's learner.
+        local_batch: the number of samples in the minibatch of the worker's learner.
         device: where the worker computes; on the CPU with torch's current number of threads.
         data_dir: folder with data sets that are not bundled.
         dataset: the data of the recipe; None: it is loaded.
@@ -342,7 +344,8 @@ def calibrate(
     Returns:
         Medians over the measured steps.
     """
-    measured_recipe = dataclasses.replace(  # at this learning rate the weights practically do not change
+    # At this learning rate the weights practically do not change.
+    measured_recipe = dataclasses.replace(
         recipe, learners=1, batch=local_batch, lr=1e-12, steps=10**9, algorithm={"name": "ssgd"},
         decompose=Decompose(every=0), evaluate=Evaluate(every=0),
     )  # fmt: skip
@@ -351,6 +354,7 @@ def calibrate(
     trainer.comm = rule.comm = _NoExchange()
     weights = trainer.weights
     parameters = weights.shape[1]
+    # The plan of a process that mixes four received learners into its own, each with the entry ¼ of M.
     mix_four = Plan([0, 1, 2, 3], [], torch.eye(1), torch.full((1, 4), 0.25))
     received, mixed = weights.repeat(4, 1), torch.empty_like(weights)
 
@@ -381,6 +385,7 @@ def calibrate(
         rows.append([rule.gradient_s, step_s - rule.gradient_s, mix_s, noise_s, indices_s])
     medians = np.median(rows[1:], axis=0).tolist()  # the first row is a warm-up
     gradient_s, update_s, mix_s, noise_s, indices_s = medians
+    # Per received learner, and per index, of which 1000 · 100 were drawn.
     return Costs(gradient_s, update_s, mix_s / 4, noise_s, indices_s / 100_000, parameters)
 
 
