@@ -209,9 +209,9 @@ class Checkpoint(Shown):
     ) -> Problem:
         """Return the run's model and data as a :class:`landscape.Problem`, centered on w_a or on one learner.
 
-        With w_a, buffers are averaged over the learners (integers: learner 0). BatchNorm's statistics at w_a
-        are read from the run or, if the run did not record them, estimated on the training set. Model, data
-        and loss may also be names "MODULE:NAME".
+        With w_a, floating-point buffers are averaged over the learners; integer buffers are those of learner
+        0. BatchNorm's statistics at w_a are read from the run or, if the run did not record them, estimated
+        on the training set. Model, data and loss may also be names "MODULE:NAME".
 
         Args:
             split: "train" (the default) or "test".
@@ -271,7 +271,10 @@ class Checkpoint(Shown):
         self, learner: str | int, split: str, loss: Any, *, model: Any = None, data: Any = None,
         data_dir: Any = None, samples: int | None = None, **options: Any,
     ) -> Problem:  # fmt: skip
-        """Return the problem for complete arguments of :meth:`problem`; Problem takes the ``options``."""
+        """Return the problem, as :meth:`problem` does after it has filled in all defaults.
+
+        ``options`` are passed on to :class:`landscape.Problem`.
+        """
         check_learner(learner, self.learners)
         where = str(self.path or "checkpoint")
         # The only string that check_learner accepts is "mean".
@@ -286,10 +289,10 @@ class Checkpoint(Shown):
                 hint = text_of(data_name, self.data["options"])
             raise OperationError(f"{where}: its {reason}", give={"data": hint})
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
-        # A stored buffer has a row for each learner.
-        buffer_of_rows = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
+        # A stored buffer has a row for each learner: take the mean of the rows, or the learner's row.
+        take = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         network = self._network(where, model)
-        set_tensors(network, {name: buffer_of_rows(rows) for name, rows in self.buffers.items()}, where)
+        set_tensors(network, {name: take(rows) for name, rows in self.buffers.items()}, where)
         criterion = dataset.loss if isinstance(loss, str) else loss  # the only string is "data"
 
         def problem_on(split: str) -> Problem:
@@ -400,7 +403,13 @@ class Checkpoint(Shown):
     def _write(
         self, file: h5py.File, learners: int | None, rows: Callable[[Tensor], Iterable[Tensor]]
     ) -> None:
-        """Write the checkpoint to an open file; ``learners`` and ``rows`` are those of :meth:`save`."""
+        """Write the checkpoint to an open file.
+
+        Args:
+            file: the open file.
+            learners: n; default: the number of learners of this checkpoint.
+            rows: takes a tensor of :meth:`stacked`, and returns an iterator over all n rows.
+        """
         n = self.learners if learners is None else learners
         for group in history.STACKED + history.COMMON:
             file.create_group(group)
@@ -436,7 +445,8 @@ class Checkpoint(Shown):
             path: the file.
             learners: a function that takes n, the number of learners in the file, and returns the slice of
                 learners to read; default: all.
-            whole_history: whether to complete the history of a step file from the other files in its folder.
+            whole_history: whether to read earlier rows of the history from the other files in the folder, if
+                the file is one that was saved during training and has only the latest rows.
 
         Returns:
             The checkpoint.

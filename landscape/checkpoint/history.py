@@ -188,7 +188,7 @@ def settings(algorithm: str, recipe: str, where: str | Path) -> dict[str, Any]:
 def read_fields(
     path: str | Path, learners: Callable[[int], slice] | None = None, *, whole_history: bool = True
 ) -> dict[str, Any]:
-    """Return the fields of the :class:`.Checkpoint` in a file, after validation, with arrays for tensors.
+    """Read and validate the fields of a :class:`.Checkpoint` in a file; its tensors are NumPy arrays here.
 
     The arguments are those of :meth:`.Checkpoint.load`.
     """
@@ -199,7 +199,7 @@ def read_fields(
         columns, units = read(hdf5.group(file, "history"))
         fields: dict[str, Any] = {key: hdf5.attribute(file, key, kind) for key, kind in ATTRIBUTES.items()}
         fields |= {name: _arrays(hdf5.group(file, name), rows, n) for name in STACKED}
-        fields |= {name: _arrays(hdf5.group(file, name), ...) for name in COMMON}
+        fields |= {name: _arrays(hdf5.group(file, name), ...) for name in COMMON}  # "...": whole arrays
         fields |= {
             "weights": weights[rows],
             "layout": _layout(hdf5.dataset(file, "layout", "V", 1)),

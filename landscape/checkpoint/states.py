@@ -40,8 +40,8 @@ OTHERS = {
     "constants.pkl": ("a TorchScript archive", "torch.jit.load({!r}).state_dict()"),
     "archive_format": ("a program of torch.export", "torch.export.load({!r}).state_dict"),
 }
-# Files in place of a file of weights, by their first bytes.
-STANDING_IN = {
+# What a download may have put in place of a file of weights, by the first bytes.
+OTHER_FILES = {
     b"version https://git-lfs": "is a pointer of Git LFS (git lfs pull fetches the file)",
     b"<": "is a web page",
 }
@@ -113,9 +113,9 @@ def state_in(
     loaded: Any,
     message: Message = lambda line: None,
     names: Collection[str] = (),
-    alone: str = "[…]",
+    saving_code: str = "[…]",
 ) -> dict[str, Any]:
-    """Return the only dict of weights in nested dicts. The dicts of optimizers do not count.
+    """Return the only dict of weights among nested dicts. The dicts of optimizers do not count.
 
     Args:
         where: the file, for messages.
@@ -123,7 +123,8 @@ def state_in(
         message: a function that receives a line of text with the keys of the dict.
         names: the names of the model's tensors. They decide between several dicts of weights, such as those
             of a discriminator and a generator.
-        alone: code for the error message, which saves one of several dicts; […] stands for the dict's keys.
+        saving_code: the Python code that the error message shows, which saves one of several dicts in a file
+            of its own; […] stands for the keys of this dict.
 
     Raises:
         OperationError: there is no dict of weights, or there are several.
@@ -137,14 +138,14 @@ def state_in(
     if not key_paths:
         raise OperationError(f"{where}: holds no tensors by name, a model's state_dict() is needed")
     if len(key_paths) > 1:
-        endings = tuple(names)
+        endings = tuple(names)  # the names in a dict may have a prefix
         with_names = [keys for keys in key_paths if any(name.endswith(endings) for name in dicts[keys])]
         key_paths = with_names or key_paths
     if len(key_paths) > 1:
         # The outermost dict has no keys.
         titles = ", ".join(repr(".".join(keys)) if keys else "the outermost" for keys in key_paths)
-        first_keys = next(keys for keys in key_paths if keys)
-        example = alone.replace("[…]", "".join(f"[{key!r}]" for key in first_keys))
+        first_nested = next(keys for keys in key_paths if keys)
+        example = saving_code.replace("[…]", "".join(f"[{key!r}]" for key in first_nested))
         raise OperationError(f"{where}: holds several states, {titles}; give one alone, as by {example}")
     (keys,) = key_paths
     if keys:
@@ -300,13 +301,14 @@ def _load(path: Path) -> Any:
     """Return the object in a file of torch.save, or the tensors in a file of safetensors."""
     with open_regular(path) as file, readable(path):
         head = file.read(64)
-        # A safetensors file begins with the length of its header in 8 bytes, and with the header, {…}.
+        # A safetensors file begins with the length of its header in 8 bytes, of which the last two are 0, and
+        # with the header, {…}.
         is_safetensors = path.suffix == ".safetensors" or head[6:9] == b"\0\0{"
         is_pickle = head.startswith((b"PK", b"\x80"))
         fault = ""
         if not (is_safetensors or is_pickle):
             fault = f"begins with {head[:16]!r}" if head else "is empty"
-        for first_bytes, description in STANDING_IN.items():
+        for first_bytes, description in OTHER_FILES.items():
             if head.lstrip().startswith(first_bytes):
                 fault = description
         if fault:
@@ -323,9 +325,9 @@ def _load(path: Path) -> Any:
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
         except pickle.UnpicklingError as error:
             saved = f"saved = torch.load({str(path)!r}, weights_only=False)"
-            states = "saved.state_dict() of a model, or saved['state_dict'] of a checkpoint"
+            weights = "saved.state_dict() of a model, or saved['state_dict'] of a checkpoint"
             words = "not a file of weights alone, and code from a file is never run; if you trust it, let"
-            raise OperationError(f"{path}: {words} {saved}, and torch.save {states}") from error
+            raise OperationError(f"{path}: {words} {saved}, and torch.save {weights}") from error
 
 
 def _is_archive(path: Path, file: IO[bytes]) -> bool:

@@ -442,7 +442,7 @@ class ResultFile:
             raise self._conflict(f"{words} {before - after:,} would be lost; {finer}")
 
     def put(self, result: Result, *, finished: bool) -> None:
-        """Write a result in place of the computation's unfinished result, or after all others if none exists.
+        """Write a result in place of the computation's unfinished result; if there is none, after all others.
 
         Args:
             result: a result of the same class as the others in the file.
@@ -514,8 +514,8 @@ def open(
         path: the file.
         mode: "r" reads; "a" adds to the file, or makes it; "w" makes a new file, which replaces the old one
             when the first result is written. With "a" and "w" no other process can write the file.
-        replace: True: a computation replaces results and grid points that do not fit it, with a warning;
-            False: it is refused if it would lose them.
+        replace: what happens to results and grid points in the file that do not fit a new computation. True:
+            the computation replaces them, with a warning; False: the computation is refused.
         group: a torch.distributed group whose processes all open the file; the first process writes.
 
     Returns:

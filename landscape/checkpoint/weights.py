@@ -68,10 +68,10 @@ def _is_finite(value: Tensor, own: Tensor) -> bool:
 def unwrapped_state(
     where: str | Path, state: Mapping[str, Any], names: set[str], message: states.Message = lambda line: None
 ) -> dict[str, Any]:
-    """Return ``state`` without the prefixes that wrappers add to the model's ``names``.
+    """Return ``state`` without the prefixes that wrappers add to the ``names`` of the model's tensors.
 
-    The model may also be an attribute of the saved module, as in Lightning's checkpoints. The tensors of this
-    attribute are returned if exactly one prefix fits all names.
+    The model may also be an attribute of the module that was saved, as in Lightning's checkpoints. If exactly
+    one prefix fits all names, only the tensors with this prefix are returned.
     """
     state = dict(state)
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
@@ -81,7 +81,7 @@ def unwrapped_state(
         if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
             message(f"{where}: dropped '{prefix}'")
-    first_name = min(names, default="")
+    first_name = min(names, default="")  # finds the prefixes, which are then tried with all names
     if first_name in state:
         return state
     prefixes = [name.removesuffix(first_name) for name in state if name.endswith(f".{first_name}")]
@@ -109,12 +109,13 @@ def fitting_tensors(
     """Yield (name in the model, tensor of the state); raise OperationError for a tensor that does not fit.
 
     The state may have only one name of a tied tensor. BatchNorm's counts of batches may be missing (files
-    older than PyTorch 0.4.1 have no counts). A state without any of the model's frozen parameters is the
-    state of an adapter; the model's own frozen parameters and buffers are then yielded.
+    older than PyTorch 0.4.1 have no counts). If the model has frozen parameters and the state has none of
+    them, the state is that of an adapter. Then the model's own frozen parameters and buffers are yielded.
     """
     constants, parameters = _constants(model), dict(model.named_parameters())
     frozen = constants.keys() & parameters.keys()
     if frozen and not frozen & state.keys():
+        # Only the names in the model contain the adapter's name.
         names_in_model = {ADAPTER.sub(r"\1", key): key for key in parameters.keys() - frozen}
         state = constants | {names_in_model.get(key, key): value for key, value in state.items()}
         message(f"{path}: an adapter; the frozen parameters of {name} do not change")
