@@ -136,13 +136,14 @@ BY_LENGTH = ("LengthGroupedSampler", "DistributedLengthGroupedSampler", "BatchRe
 def problem_data(name: str, user_data: Any, loader: Any, *, whole: bool) -> Any:
     """Return the user's data, or else the trainer's, in a form that :class:`landscape.Problem` takes.
 
-    A new DataLoader reads the data set of the trainer's or the user's DataLoader in order, because a
-    trainer's loader shuffles, gives each process a share, and may be in the middle of an epoch. A Dataset of
-    the user is read with the collate function and the batch size of ``loader``.
+    A trainer's DataLoader shuffles, gives each process a share, and may be in the middle of an epoch. So the
+    data set of a DataLoader, the trainer's or the user's, is read anew and in order. A Dataset of the user is
+    read with the collate function and the batch size of ``loader``. Other data of the user are returned as
+    they are.
 
     Args:
         name: "data" or "test", for messages.
-        user_data: the user's data; None: those of ``loader`` are returned.
+        user_data: the user's data; None: the data of ``loader`` are returned.
         loader: the trainer's DataLoader.
         whole: whether to return all samples in one batch, so that samples can be drawn; otherwise the data
             stay in batches.

@@ -147,7 +147,7 @@ def _command(name: str, runs: Sequence[Item]) -> str:
 
 
 def read(sources: Any) -> Contents:
-    """Read checkpoints, results, and folders of runs with all results in them.
+    """Read the runs and results of a page. From the folder of a run, all results are read, too.
 
     A run or a file that is named several times is read once. A damaged result in a folder is left out, with a
     note.
@@ -160,7 +160,7 @@ def read(sources: Any) -> Contents:
         OperationError: a file that is missing, damaged or of another program, or a folder without a run.
     """
     runs: dict[Path, tuple[Path, Checkpoint]] = {}  # resolved path -> (path as given, run)
-    # Resolved path, or index of a source without a path -> (path as given, results).
+    # Resolved path -> (path as given, results). A result without a file has its index in ``sources`` as key.
     results: dict[Path | int, tuple[Path | None, list[base.Result]]] = {}
     notes: list[str] = []
     source_list = each_of(sources)
@@ -408,7 +408,10 @@ def _scenes(items: Sequence[Item]) -> tuple[dict[str, Any], ...]:
 
 
 def _scene(label: str, surface: Surface, level_scale: LevelScale) -> dict[str, Any]:
-    """Return a figure of Plotly as a JSON object: the loss as height above the plane, with its marks."""
+    """Return the JSON object of a picture of Plotly: the loss as height above the plane, and its marks.
+
+    The object has the picture's name, the "data" that Plotly draws, and the "scene" with the axes.
+    """
     low, high = float(level_scale.levels[0]), float(level_scale.levels[-1])
     is_log = isinstance(level_scale.norm, LogNorm)
     step = math.ceil(max(surface.loss.shape) / MOST_FACETS)  # every step-th row and column is drawn
@@ -428,7 +431,7 @@ def _scene(label: str, surface: Surface, level_scale: LevelScale) -> dict[str, A
         facets |= {"cmin": math.log10(low), "cmax": math.log10(high)}
     traces = [facets]
 
-    def lifted(heights: Any) -> Any:
+    def lift(heights: Any) -> Any:
         """Raise heights by the share LIFT of the axis, so that marks lie above the surface."""
         return heights * (high / low) ** LIFT if is_log else heights + LIFT * (high - low)
 
@@ -438,11 +441,11 @@ def _scene(label: str, surface: Surface, level_scale: LevelScale) -> dict[str, A
         name = mark_label.replace("$w_a$", "w_a").replace(r"\$", "$")  # Plotly has no mathtext
         traces.append({
             "type": "scatter3d", "mode": "lines+markers" if look["ls"] == "-" else "markers",
-            "x": _listed(points[:, 0]), "y": _listed(points[:, 1]), "z": _listed(lifted(heights)),
+            "x": _listed(points[:, 0]), "y": _listed(points[:, 1]), "z": _listed(lift(heights)),
             "name": _plotly_text(name), "hoverinfo": "name", "line": {"color": color, "width": 5},
             "marker": {"color": color, "size": 4, "line": {"color": "#000", "width": 1}},
         })  # fmt: skip
-    z_range = np.array([low, lifted(high)])  # room for a mark at the highest loss
+    z_range = np.array([low, lift(high)])  # room for a mark at the highest loss
     if is_log:
         z_range = np.log10(z_range)
     z_axis = {"title": {"text": _plotly_text(surface.loss_name)}, "type": "log" if is_log else "linear"}

@@ -75,13 +75,14 @@ def check_rule(
     """
     with registered(registry.algorithms, rule, "rule-under-test") as name:
 
-        def make(changes: Mapping[str, Any] | None = None) -> Rule:
-            all_options = {**(options or {}), **(changes or {})}
+        def make(other_options: Mapping[str, Any] | None = None) -> Rule:
+            all_options = {**(options or {}), **(other_options or {})}
             new_rule: Rule = algorithms.make(name, all_options, learners=4, seed=3)
             new_rule.peak_lr = 0.1
             return new_rule
 
-        changes = {"algorithm": {"name": name, **(options or {})}}  # of RECIPE, for runs with the rule
+        # Runs with the rule have RECIPE with these changes.
+        changes = {"algorithm": {"name": name, **(options or {})}}
         case = SimpleNamespace(
             name=name, make=make, changes=changes, refused=refused or {}, sharp=sharp, device=device
         )
@@ -196,15 +197,16 @@ def check_optimizer(
         >>> check_optimizer("sgd", reference=lambda parameters: torch.optim.SGD(parameters, lr=0.01))
     """
     with registered(registry.optimizers, optimizer, "optimizer-under-test") as name:
+        # Three learners with the 15 weights of LAYOUT each.
         weights = torch.linspace(-1, 1, 45, dtype=torch.float64).reshape(3, 15).to(device)
 
-        def make(changes: Mapping[str, Any] | None = None, learners: int = 3) -> Optimizer:
-            all_options = {**(options or {}), **(changes or {})}
+        def make(other_options: Mapping[str, Any] | None = None, learners: int = 3) -> Optimizer:
+            all_options = {**(options or {}), **(other_options or {})}
             new_optimizer = optimizers.make(name, all_options)
             new_optimizer.start(LAYOUT, weights[:learners])
             return new_optimizer
 
-        # The changes of RECIPE for runs with the optimizer.
+        # Runs with the optimizer have RECIPE with these changes.
         changes = {"optimizer": {"name": name, **(options or {})}, "lr": 0.01}
         case = SimpleNamespace(
             make=make, changes=changes, refused=refused or {}, reference=reference, device=device,
