@@ -51,10 +51,10 @@ LOSS_TOL = 0.1
 
 
 def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entry], float]:
-    """Replace each entry by the one checkpoint of its run that is nearest to a common training loss.
+    """Replace each run by the one of its checkpoints whose training loss is nearest to a common loss.
 
-    The common loss is the highest training loss of the runs, because the other runs had this loss earlier.
-    The candidates are the files step-*.h5 in a run's folder, and the run itself.
+    The common loss is the highest training loss of the given runs, because every other run had a loss this
+    high earlier in its training. A run's candidates are itself and the files step-*.h5 in its folder.
 
     Args:
         entries: the runs.
@@ -78,15 +78,15 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
         if not math.isfinite(loss):
             raise OperationError(f"{run.path}: its training loss is {loss:g}, so that no other can be equal")
     common_loss = max(losses)
-    replaced = []
+    nearest_entries = []
     for entry, run, loss in zip(entries, runs, losses, strict=True):
         nearest, nearest_loss = _nearest_checkpoint(run, loss, common_loss)
-        if not abs(nearest_loss - common_loss) <= loss_tol * abs(common_loss):
-            words = f"no checkpoint of its run has a training loss within {loss_tol:.0%} of {common_loss:.4g}"
+        if abs(nearest_loss - common_loss) > loss_tol * abs(common_loss):
+            cause = f"no checkpoint of its run has a training loss within {loss_tol:.0%} of {common_loss:.4g}"
             nearest_step = f"the nearest is step {nearest.step:,} with {nearest_loss:.4g}"
-            raise OperationError(f"{run.path}: {words}; {nearest_step}; raise loss_tol")
-        replaced.append(replace(entry, subject=nearest, label=nearest.label))
-    return replaced, common_loss
+            raise OperationError(f"{run.path}: {cause}; {nearest_step}; raise loss_tol")
+        nearest_entries.append(replace(entry, subject=nearest, label=nearest.label))
+    return nearest_entries, common_loss
 
 
 def _nearest_checkpoint(run: Checkpoint, loss: float, common_loss: float) -> tuple[Checkpoint, float]:
@@ -123,8 +123,8 @@ def difference_fields(
 ) -> dict[str, Any]:
     """Return the fields of a :class:`.Comparison` about the differences between all pairs of sides.
 
-    A difference is significant if its test says so and it is larger than the rounding of the values. Without
-    a test, the difference must exceed the bound on its error.
+    A difference is significant if two conditions hold. It exceeds the rounding of the values; and a test
+    rejects that it is zero or, for a quantity without a test, it exceeds the bound on its error.
 
     Args:
         rows: the Q quantities, each with the values of all sides.
@@ -135,9 +135,9 @@ def difference_fields(
     pairs = np.array(list(combinations(range(side_count), 2)))  # (K, 2)
     differences, tests = [], []
     for row in rows:
-        compared = [row.difference(first, second) for first, second in pairs]
-        differences.append([difference for difference, _ in compared])
-        tests.append(" or ".join(dict.fromkeys(test for _, test in compared)))
+        differences_and_tests = [row.difference(first, second) for first, second in pairs]
+        differences.append([difference for difference, _ in differences_and_tests])
+        tests.append(" or ".join(dict.fromkeys(test for _, test in differences_and_tests)))  # each name once
 
     def numbers(name: str) -> Array:
         """Return an attribute of all differences, (Q, K)."""
@@ -146,7 +146,7 @@ def difference_fields(
     values, errors, p = numbers("value"), numbers("standard_error"), numbers("p")
     corrected_p = holm(p)
     magnitudes = np.array([[abs(side.value) for side in row.sides] for row in rows])  # (Q, S)
-    larger_magnitude = magnitudes[:, pairs].max(2)  # (Q, K), of the two sides of each pair
+    larger_magnitudes = np.maximum(magnitudes[:, pairs[:, 0]], magnitudes[:, pairs[:, 1]])  # (Q, K)
     has_test = np.array([row.kind == SE for row in rows])[:, None]
     exceeds_error = np.where(has_test, corrected_p <= significance, np.abs(values) > errors)  # False for NaN
     return {
@@ -158,7 +158,7 @@ def difference_fields(
         "difference_freedom": numbers("freedom"),
         "p": p,
         "p_holm": corrected_p,
-        "significant": exceeds_error & (np.abs(values) > ROUNDINGS * eps * larger_magnitude),
+        "significant": exceeds_error & (np.abs(values) > ROUNDINGS * eps * larger_magnitudes),
     }
 
 
@@ -300,9 +300,10 @@ def compare(
             first one, after alignment of hidden units by weights (:func:`landscape.connect`).
         model, data, loss, data_dir, metrics: what the runs' files lack, as for
             :meth:`landscape.Checkpoint.problem`; the same for all runs.
-        equal_loss: whether to replace each run by its checkpoint whose training loss is nearest to the
-            highest of the runs' training losses.
-        loss_tol: how far the loss of a chosen checkpoint may be from the highest loss, as a share of it.
+        equal_loss: whether to replace each run by the one of its checkpoints that is nearest to a common
+            training loss: the highest training loss of the given runs.
+        loss_tol: how far the loss of a chosen checkpoint may be from the common loss, as a share of the
+            common loss.
         draws: the number of minibatches or displacements; the trace always takes 60 Hessian-vector products.
         planes: the number of random planes over which the basin width is averaged.
         rise: the rise of the loss, in nats, at which the basin width is measured.
@@ -333,15 +334,16 @@ def compare(
         >>> result.value.round(2).tolist(), result.significant.ravel().tolist()
         ([[9.0, 2.25], [10.0, 2.5]], [True, True])
     """
-    source = {"model": model, "data": data, "data_dir": data_dir, "metrics": metrics}
-    source = {name: value for name, value in source.items() if value is not None}
-    if not (isinstance(loss, str) and loss == "data"):
-        source["loss"] = loss
-    names, entries, grouped = _entries(problems, source)
+    arguments = {"model": model, "data": data, "data_dir": data_dir, "metrics": metrics}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    if not (isinstance(loss, str) and loss == "data"):  # "data" stands for the loss of the runs' data sets
+        arguments["loss"] = loss
+    names, entries, grouped = _entries(problems, arguments)
+    by_name = bool(quantities)
     requested = [BY_NAME[name] for name in dict.fromkeys(quantities)]
     if not requested:
         requested = [quantity for quantity in QUANTITIES if not quantity.on_request]
-    batch, requested, batch_notes = _batch_and_quantities(entries, batch, requested, bool(quantities))
+    batch, requested, batch_notes = _batch_and_quantities(entries, batch, requested, by_name)
     settings = Settings(
         batch, draws, planes, float(rise), float(rho), float(rho_average), k, preconditioner_of
     )
@@ -358,19 +360,17 @@ def compare(
             entry_seed = int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
         column_progress = portion(progress, index / len(entries), (index + 1) / len(entries))
         subject = Subject(entry.subject, entry_seed, first_subject)
-        if first_subject is None:
+        if first_subject is None:  # its metrics become quantities that are measured at all
             first_subject = subject
             requested += [metric_quantity(name) for name in names_of(subject.problem)]
         columns.append(_measure(subject, requested, settings, column_progress))
-    loss_names = {(column.setting["loss_name"], column.setting["loss_unit"]) for column in columns}
-    loss_name, loss_unit = "loss", ""
-    if len(loss_names) == 1:
-        loss_name, loss_unit = loss_names.pop()
+    names_and_units = {(column.setting["loss_name"], column.setting["loss_unit"]) for column in columns}
+    loss_name, loss_unit = names_and_units.pop() if len(names_and_units) == 1 else ("loss", "")
     same_loss = len({column.loss_function for column in columns}) == 1
     side_of = [entry.side for entry in entries]
-    rows = _rows(requested, columns, bool(quantities), side_of, grouped)
+    rows = _rows(requested, columns, by_name, side_of, grouped)
     labels = tuple(entry.label for entry in entries)
-    sources = [entry.source() for entry in entries]
+    files = [entry.source() for entry in entries]  # (name, SHA-256) each
     notes = batch_notes + _column_notes(requested, columns, labels) + group_notes(rows, side_names, side_of)
     return Comparison(
         **quantity_fields(rows, loss_name, same_loss),
@@ -378,8 +378,8 @@ def compare(
         **{name: value for name, value in vars(settings).items() if name != "preconditioner_of"},
         sides=tuple(side_names),
         labels=labels,
-        sources=tuple(name for name, _ in sources),
-        sources_sha256=tuple(digest for _, digest in sources),
+        sources=tuple(name for name, _ in files),
+        sources_sha256=tuple(digest for _, digest in files),
         side_of=np.array(side_of),
         steps=np.array([entry.step for entry in entries]),
         given_steps=np.array(given_steps),
@@ -470,11 +470,11 @@ def _column_notes(
         errors = [(label, str(cell)) for label, cell in cells if isinstance(cell, LandscapeError)]
         if not errors:
             continue
-        checkpoints = ""
+        where = ""
         if len(errors) < len(columns):  # otherwise the quantity was measured nowhere
-            checkpoints = f" at {'; '.join(label for label, _ in errors)}"
+            where = f" at {'; '.join(label for label, _ in errors)}"
         reasons = "; ".join(dict.fromkeys(reason for _, reason in errors))
-        notes.append(f"{quantity.name} was not measured{checkpoints}: {reasons}")
+        notes.append(f"{quantity.name} was not measured{where}: {reasons}")
     sizes = [column.parameters for column in columns]
     sample_counts = [column.setting["samples"] for column in columns]
     if len(set(sizes)) > 1:
@@ -486,14 +486,15 @@ def _column_notes(
     return notes
 
 
-def _entries(problems: Sides, source: Mapping[str, Any]) -> tuple[list[str], list[Entry], bool]:
-    """Return the names of the sides, their entries, and whether the sides are groups.
+def _entries(problems: Sides, arguments: Mapping[str, Any]) -> tuple[list[str], list[Entry], bool]:
+    """Return the names of the sides, the entries of all sides, and whether the sides are groups.
 
-    There are no names if the sides are neither named nor groups.
+    The comparison is between the sides. A side is an item of ``problems``: a problem, a run or a group. The
+    list of names is empty if the sides are neither named nor groups.
 
     Args:
         problems: as for :func:`compare`.
-        source: arguments of the runs' problems, see :meth:`landscape.Checkpoint.using`.
+        arguments: given to :meth:`landscape.Checkpoint.problem` where a run's problem is made.
     """
     names = list(problems) if isinstance(problems, Mapping) else []
     items: Any = problems.values() if isinstance(problems, Mapping) else problems
@@ -512,7 +513,7 @@ def _entries(problems: Sides, source: Mapping[str, Any]) -> tuple[list[str], lis
                 member = Checkpoint.load(storage.checkpoint_in(Path(member)))
             fit("problems", member, Checkpoint | Problem)
             if isinstance(member, Checkpoint):
-                entries.append(Entry(member.using(**source), member.label, side))
+                entries.append(Entry(member.using(**arguments), member.label, side))
                 continue
             label = names[side] if names else member.name
             entries.append(Entry(member, label or f"problem {side + 1}", side))
