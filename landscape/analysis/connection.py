@@ -107,12 +107,12 @@ def connect(
         a, b: two networks, in any form that :func:`landscape.line` accepts; without b, the paths lead from
             the problem's center to a.
         curve: "bezier", a quadratic curve, or "chain", two straight lines that meet in the bend.
-        align: what units are matched by: "weights", or "activations" (their correlations over up to 1,000
-            samples, at the inputs of operations that sum over the units).
-        points: the number of points of each path, at equal distances of t; barriers are maxima over these.
+        align: what units are matched by: "weights"; or "activations", by their correlations over up to 1,000
+            samples. The activations are inputs of operations that sum over units, such as linear layers.
+        points: the number of points of each path, at equal distances of t; a barrier is a maximum over them.
         steps: the number of training steps of the bend; with 0, the curve is the aligned line.
         lr: Adam's step size; it falls linearly to zero in the second half of the steps.
-        batch: the number of samples in a minibatch, at most all.
+        batch: the number of samples in a minibatch; more samples than the data has mean all of them.
         bn_samples: the number of samples from which BatchNorm's statistics are estimated.
         seed: the seed of the order in which layers are aligned, of the minibatches, and of t.
         max_memory: the most bytes that the process may use.
@@ -138,17 +138,18 @@ def connect(
         >>> order = torch.tensor([2, 0, 3, 1])  # b is a with its hidden units in another order
         >>> first, bias, last = a[:12].view(4, 3)[order], a[12:16][order], a[16:24].view(2, 4)[:, order]
         >>> b = torch.cat((first.flatten(), bias, last.flatten(), a[24:]))
-        >>> bool((torch.from_numpy(landscape.connect(problem, a, b, steps=1).weights[2]) == a).all())
+        >>> aligned_b = landscape.connect(problem, a, b, steps=1).weights[2]
+        >>> bool((torch.from_numpy(aligned_b) == a).all())
         True
     """
     problem = problem_of(problem)
     ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
     networks = [network_of(problem, end, name) for name, end in ends.items()]
-    a, b = (at_least_float32(network.theta) for network in networks)
+    a, b = (at_least_float32(network.theta) for network in networks)  # also if b was left out
     report = reporter(progress)
-    recalibrated = problem.with_batchnorm("recalibrate", bn_samples)
+    path_problem = problem.with_batchnorm("recalibrate", bn_samples)
     aligned_b, symmetry = aligned(problem, a, b, align, seed)
-    report(0.1)
+    report(0.1)  # of the progress bar, alignment has 0.1, training 0.6, and each of the three paths 0.1
     batch = min(batch, problem.samples)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     training_progress = portion(report, 0.1, 0.7)
@@ -162,14 +163,14 @@ def connect(
     for k, (end, path_coordinates) in enumerate(paths):
         directions = torch.stack((end - a, bend - a))
         coordinates = torch.from_numpy(path_coordinates)
-        evaluate = evaluator(recalibrated, a, directions, points)
+        evaluate = evaluator(path_problem, a, directions, points)
         path_values = evaluate(coordinates, portion(report, 0.7 + k / 10, 0.8 + k / 10))
         confirm(evaluate, a, directions, coordinates, path_values["loss"].numpy())
         values_of_paths.append(path_values)
     columns = {}
     for name in values_of_paths[0]:
         columns[name] = np.stack([path_values[name].numpy() for path_values in values_of_paths])
-    own_loss = np.array([])
+    own_loss = np.array([])  # of the networks with their own statistics of BatchNorm
     if layers_with_statistics(problem.model):
         own_loss = np.array([network.own_loss(problem) for network in networks])
     settings: dict[str, Any] = {"curve": curve, "align": align, "steps": steps, "lr": float(lr)}
@@ -188,7 +189,7 @@ def connect(
         **settings,
         batch=batch,
         seed=seed,
-        **setting(recalibrated),
+        **setting(path_problem),
         **about,
     )
 
@@ -251,18 +252,19 @@ def average(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> WeightAverage:
-    """Predict the loss of averages of weights, before they are evaluated.
+    """Predict the loss of averages of weights, before an average is evaluated.
 
     The averaged networks, called members, may be checkpoints of a run (SWA, LAWA, WSM), its learners,
     fine-tunings of a network (a soup, task vectors) or adapters. From the loss, the gradient and one Hessian
     product at each member w_j, a Gaussian process around a quadratic function predicts the losses of all
-    averages w = Σ_j a_j w_j. Where the terms of higher order are larger than those of second order (``ratio``
-    ≥ 1), as between networks that were trained independently, the prediction's 90% interval is infinite. The
-    last average is a greedy soup (Wortsman et al. 2022, Recipe 1), chosen by predicted losses.
+    averages w = Σ_j a_j w_j. The 90% interval of a prediction is infinite if terms of higher order are larger
+    than those of second order (``ratio`` ≥ 1). Averages of networks that were trained independently are an
+    example. A greedy soup (Wortsman et al. 2022, Recipe 1), chosen by predicted losses, is added as the last
+    average.
 
-    BatchNorm's statistics are estimated again at each member and average. Losses are those of averages in
-    float32. The field ``stored`` has the losses of averages as a file would hold them: in the members' own
-    type, and cut to ``rank``.
+    BatchNorm's statistics are estimated again at each member and average. Averages are evaluated in float32.
+    The field ``stored`` has the losses of averages in the form of a file: cut to ``rank``, and rounded to the
+    members' own type.
 
     Args:
         problem: the loss; or a run, on its training set. If the model is sharded, each rank passes its own
@@ -311,26 +313,27 @@ def average(
         raise InputError("last: not allowed without plan='windows'; leave members out of weights")
     if last is not None and weights is not None:
         weights, labels = weights[-last:], list(labels)[-last:]
-    pairs = pairs_of(given_problem.layout, factors)
-    sharded = on_ranks(given_problem)
-    problem = given_problem if sharded else in_full_precision(given_problem)
-    if rank is not None and not pairs:
+    factor_pairs = pairs_of(given_problem.layout, factors)
+    is_sharded = on_ranks(given_problem)
+    problem = given_problem if is_sharded else in_full_precision(given_problem)
+    if rank is not None and not factor_pairs:
         raise InputError("rank: not allowed, only averages of products have one; name their factors")
-    if sharded:
-        on_all(given_problem, partial(_check_sharded, given_problem, weights, pairs, bn_samples))
+    if is_sharded:  # ``on_all``: an error on one rank is raised on all ranks
+        on_all(given_problem, partial(_check_sharded, given_problem, weights, factor_pairs, bn_samples))
     read_members = partial(_members, given_problem, problem, weights, base, labels)
     members, low_types = on_all(given_problem, read_members)
     n = len(members)
-    if sharded:  # so far, the ranks have compared only the types and shapes of arrays
+    if is_sharded:  # so far, the ranks have compared only the types and shapes of arrays
         coefficient_numbers: Any = coefficients
         if hasattr(coefficient_numbers, "tolist"):
             coefficient_numbers = coefficient_numbers.tolist()
         given_problem.agree("average", {"weights": n, "coefficients": coefficient_numbers})
     if n > MEMBERS:
         raise InputError(f"weights: {n} members are not allowed, it must be 2 to {MEMBERS}")
-    names, requested = _requested_averages(coefficients, plan, n, has_base)
+    names, requested_averages = _requested_averages(coefficients, plan, n, has_base)
     exact_only(problem, "average")  # refuses a model without second derivatives
-    to_products = Products(problem, pairs) if pairs else None  # from weights of factors to their products
+    # From weights of factors to their products.
+    to_products = Products(problem, factor_pairs) if factor_pairs else None
     if to_products:
         for member in members:
             to_products.check(member)
@@ -340,13 +343,13 @@ def average(
     loss_problem, derivative_problem = _with_statistics(problem, bn_samples)
     measurements = _measure(loss_problem, derivative_problem, members, portion(progress, 0, 0.9))
     hull = Hull(measurements)
+    # The offsets are changes of the losses by BatchNorm's statistics, which are estimated again.
     members_loss = measurements.losses + measurements.offsets
     soup = _greedy_soup(hull, members_loss)
-    averages = np.vstack([requested, soup])
+    averages = np.vstack([requested_averages, soup])  # coefficients (K, n)
     prediction = hull(averages)
-    soup_index = len(requested)
-    ranking = [*ranked(prediction.loss[:-1], prediction.ratio[:-1]), soup_index]
-    indices = range(len(averages)) if exact is True else ranking[:exact]
+    ranking = [*ranked(prediction.loss[:-1], prediction.ratio[:-1]), len(averages) - 1]  # the soup is last
+    indices = range(len(averages)) if exact is True else ranking[: int(exact)]  # False: none
     exact_fields: dict[str, Any] = _exact_fields(
         loss_problem, averages, members, indices, low_types, to_products, rank
     )
@@ -369,7 +372,7 @@ def average(
         metric_names=names_of(problem),
         chosen=soup > 0,
         labels=("base", *labels) if has_base else tuple(labels),
-        parameters=given_problem.size if sharded else problem.layout.size,
+        parameters=given_problem.size if is_sharded else problem.layout.size,
         products=n,  # a Hessian product for each member
         level=LEVEL,
         **setting(loss_problem),

@@ -86,7 +86,7 @@ def _table(problem: Any, arguments: Mapping[str, Any]) -> float:
 
 _PARTS: dict[str, Callable[[Any, Mapping[str, Any]], float]] = {"trace": _trace, "density": _density}
 #: Analyses whose time is known, and the count of the products that one takes at a point; None for losses.
-_COUNTS: dict[Any, Callable[[Any, Mapping[str, Any]], float] | None] = {
+_PRODUCT_COUNTS: dict[Any, Callable[[Any, Mapping[str, Any]], float] | None] = {
     contour: None,
     line: None,
     hessian_grid: _ends,
@@ -107,8 +107,8 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
     If enough memory is free for the call, one product (or a few points of a line, if the analysis takes only
     losses) is computed and timed. The number of products of an eigenvalue search depends on the spectrum: the
     forecast was right to a factor of 2 on networks from the start of training to its end. A search with
-    ``search="auto"`` can be faster. It may use half of the memory that is free beyond the forecast, or all of
-    ``max_memory``.
+    ``search="auto"`` can be faster. For this, the search may take more memory than forecast: half of the
+    remaining free memory, or all of ``max_memory``.
 
     Args:
         function: the analysis, such as :func:`landscape.contour`.
@@ -135,8 +135,8 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
     free = max(0, int(min(budget.remaining, available_memory(problem.device))))
     products, seconds = 0, math.nan
     points = arguments["points"] if "points" in arguments else needs.points(arguments.get("grid", 1))
-    if memory <= free and function in _COUNTS:
-        count_products = _COUNTS[function]
+    if memory <= free and function in _PRODUCT_COUNTS:
+        count_products = _PRODUCT_COUNTS[function]
         if count_products:
             products = math.ceil(points * count_products(problem, arguments))
             seconds = products * _seconds_of_a_product(problem, arguments)

@@ -154,16 +154,18 @@ class _Process:
 
 
 def _covariance(a: _Block, b: _Block, length: float) -> Array:
-    """Return derivatives (m_a, m_b) of exp(−s) along a's directions in x and b's directions in y.
+    """Return the covariances (m_a, m_b) of the observations in two blocks.
 
-    Here s = ‖x − y‖²/(2ℓ²), where x and y are the points of the blocks a and b, and ℓ is ``length``. By Faà
-    di Bruno's formula the derivative, divided by exp(−s), is a sum over the partitions of the directions into
-    sets of one or two, because third derivatives of s are zero. The term of a partition is the product, over
-    its sets, of −(the derivative of s along the set). The recursion takes the first direction alone, or in a
-    set with one of the others.
+    The covariance of values at x and y is exp(−s) with s = ‖x − y‖²/(2ℓ²), where ℓ is ``length``. Here x are
+    the points of block a, and y those of block b. Between derivatives, the covariance is the derivative of
+    exp(−s) along a's directions in x and b's directions in y.
+
+    Faà di Bruno's formula gives this derivative as exp(−s) times a sum over partitions of all directions into
+    sets. Each term is a product with one factor for each set: minus the derivative of s along the directions
+    in the set. Only sets of one or two directions count, because third derivatives of s are zero.
     """
     x, y = a.points / length, b.points / length
-    squares = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T  # 2s
+    twice_s = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
     us, vs = [u / length for u in a.directions], [v / length for v in b.directions]
     # First derivatives of s along each direction, first the ``count`` directions of a, then those of b.
     slopes = [(u * x).sum(1)[:, None] - u @ y.T for u in us] + [(v * y).sum(1) - x @ v.T for v in vs]
@@ -181,14 +183,14 @@ def _covariance(a: _Block, b: _Block, length: float) -> Array:
         if not indices:
             return 1.0
         first, *others = indices
-        total = -slopes[first] * sum_over_partitions(others)
-        for partner in others:
+        total = -slopes[first] * sum_over_partitions(others)  # the first direction alone in its set
+        for partner in others:  # the first direction and its partner in a set
             remaining = [other for other in others if other != partner]
             total = total - second_derivative(first, partner) * sum_over_partitions(remaining)
         return total
 
     factor = sum_over_partitions([*range(len(slopes))])
-    covariance: Array = np.exp(-np.maximum(squares, 0.0) / 2) * factor
+    covariance: Array = np.exp(-np.maximum(twice_s, 0.0) / 2) * factor
     return covariance
 
 
