@@ -105,7 +105,7 @@ def contour(
         problem: the loss, evaluated in eval mode; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 50 × 50 (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; default: ``plane.span`` (all markers; without markers 0.1).
+        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers (0.1 if none).
         bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
             "train" (each batch's); default: "recalibrate" if the networks on the plane have different
             statistics, else "center".
@@ -113,13 +113,13 @@ def contour(
         method: "batched" (many points at once, for chains of linear layers), "folded" (BatchNorm folded into
             convolutions), "pointwise" (any model) or "auto" (the fastest that agrees with "pointwise").
         autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); default:
-            the problem's arithmetic. ``autocast_error`` is the largest error of a loss at up to 16 points.
+            the problem's arithmetic. The field ``autocast_error`` is the largest error at up to 16 points.
         max_memory: the most bytes that the process may use.
         interpolation_tol: the largest error of interpolated losses: "1%" of the range shown (of the range of
             log L if losses differ by more than a factor of 100), or a number in nats, such as 0.005; default:
             no point is interpolated. A region that covers less than 1.5% of the picture can be missed.
-        into: a file of :func:`landscape.open` that gets the surface about every ten seconds. Points that are
-            already in the file, of an unfinished surface or on another grid, are not computed again.
+        into: a file of :func:`landscape.open` that gets the surface about every ten seconds. If the file has
+            an unfinished surface, or one on another grid, points of that surface are not computed again.
         execution: the processes to use, and an earlier surface to resume; see :class:`landscape.Execution`.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -157,12 +157,12 @@ def contour(
     execution = execution or Execution()
     previous, save = _resume(Surface, result_grid, must_equal, origin, into, execution)
     if previous is not None:
-        if result_grid.take(previous, previous.done):
+        if result_grid.take(previous, previous.done):  # nothing is left to compute
             return _write_finished(previous, into)
         plane = previous.plane(plane.center)  # may differ from the given plane by rounding
         method = previous.method if result_grid.has_same_axes else method
-    count = result_grid.min_points
-    evaluate = evaluator(problem, plane.center, plane.directions, count, method=method, autocast=autocast)
+    center, directions, min_points = plane.center, plane.directions, result_grid.min_points
+    evaluate = evaluator(problem, center, directions, min_points, method=method, autocast=autocast)
     fields = surface_setting | _description(problem, plane, previous)
     fields |= {"method": evaluate.method, "provenance": origin}
     if previous is None:
@@ -173,11 +173,11 @@ def contour(
         return Surface(span=span, autocast_error=autocast_error, **result_grid.fields(), **fields, **about)
 
     dispatch = _dispatch(execution, save, current_surface, progress=reporter(progress), least=evaluate.block)
-    evaluate_part = _part_evaluator(problem, result_grid, plane.center, plane.directions, evaluate)
+    evaluate_part = _part_evaluator(problem, result_grid, center, directions, evaluate)
     other_columns = [name for name in result_grid.columns if name != "loss"]
     fields |= result_grid.complete(evaluate, dispatch, ("loss",), other_columns, plane.seed, evaluate_part)
     if autocast is None:
-        confirm(evaluate, plane.center, plane.directions, result_grid.points, result_grid.exact("loss"))
+        confirm(evaluate, center, directions, result_grid.points, result_grid.exact("loss"))
     else:
         autocast_error = _autocast_error(problem, plane, result_grid)
     return _write_finished(current_surface(), into)
@@ -384,6 +384,7 @@ def line(
         a, b = weights
     if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
         a, direction = None, a  # one vector without b is a direction
+    # Exactly one of a and direction is needed; b goes only with a.
     if (a is None) == (direction is None) or (a is None and b is not None):
         raise InputError("a, direction: give two networks, a and b, or one direction")
     networks: list[Network] = []
@@ -395,7 +396,7 @@ def line(
         kind, t = "interpolation", np.linspace(0, 1, points)
         start, end = (at_least_float32(network.theta) for network in networks)
         direction = end - start
-        owners = labels or ("the first", "the second")
+        network_names = labels or ("the first", "the second")
     else:
         span = SPAN if span is None else span
         kind, t = "direction", np.linspace(-span, span, points)
@@ -403,10 +404,11 @@ def line(
         norm = float(ranks_of(problem).norm(direction))
         if not 0 < norm < math.inf:
             raise InputError(f"direction: its norm {norm:g} is not allowed, it must be finite and > 0")
-        owners = labels
+        network_names = labels
     given_problem = problem
     problem = problem.with_batchnorm(_batchnorm_policy(problem, bn, networks, len(networks)), bn_samples)
     result_grid = Grid(problem, (t,), interpolation_tol)
+    # A line is computed as a plane whose second direction is zero.
     directions = torch.stack((direction, torch.zeros_like(direction)))
     evaluate = evaluator(problem, start, directions, result_grid.min_points, method=method)
     evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)
@@ -424,15 +426,14 @@ def line(
         barrier=barrier(t, result_grid.columns["loss"]) if kind == "interpolation" else math.nan,
         method=evaluate.method,
         labels=tuple(labels),
-        **_own_losses(given_problem, problem, networks, owners),
+        **_own_losses(given_problem, problem, networks, network_names),
         **errors,
         **setting(problem),
         **about,
     )
 
 
-VALUES = ("lambda_min", "lambda_max", "ratio")
-RESIDUALS = ("residual_min", "residual_max")
+VALUE_COLUMNS = ("lambda_min", "lambda_max", "ratio")
 
 
 def _hessian_grid_need(problem: Any, grid: Any, derivatives: Any, **_: Any) -> Need:
@@ -469,11 +470,11 @@ def hessian_grid(
         problem: the loss; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 4 × 4 (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; default: ``plane.span`` (all markers; without markers 0.1).
+        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers (0.1 if none).
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products per point.
-        search: "auto": the search may save time by products on the samples with most curvature only; exact
-            products then verify and refine the results. "exact": all products are exact.
+        search: "auto": to save time, the search may begin with products on only the samples with the most
+            curvature; exact products then verify and refine the results. "exact": all products are exact.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
             "train" (each batch's).
@@ -482,7 +483,7 @@ def hessian_grid(
             or a number such as 0.005, at least ``residual_tol``; default: no point is interpolated.
             Interpolation saves time for grids finer than about 20 × 20.
         into, execution: as for :func:`landscape.contour`; points that did not converge are computed again if
-            ``max_products`` is another than before.
+            ``max_products`` has changed.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -502,7 +503,8 @@ def hessian_grid(
         >>> grid.lambda_max.round(4).tolist()  # the same everywhere: the loss is quadratic
         [[9.0, 9.0]]
     """
-    column_types = {"products": np.int64, "converged": bool, **dict.fromkeys((*VALUES, *RESIDUALS), float)}
+    float_columns = dict.fromkeys((*VALUE_COLUMNS, "residual_min", "residual_max"), float)
+    column_types = {"products": np.int64, "converged": bool, **float_columns}
     problem = problem_of(problem, sharded=True)
     _check_sharded(problem, into, execution)
     check_plane(problem, plane)
@@ -521,12 +523,12 @@ def hessian_grid(
     if previous is not None:
         # A point that did not converge may converge with another max_products, so that it is not usable.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
-        if result_grid.take(previous, usable):
+        if result_grid.take(previous, usable):  # nothing is left to compute
             return _write_finished(previous, into)
     fields |= {"max_products": max_products, "provenance": origin}
     if problem.metrics:
-        metrics = problem.totals(plane.center.to(problem.weights))[2:].cpu().numpy() / problem.samples
-        fields |= {"metric_names": names_of(problem), "metrics": metrics}
+        _, _, *metrics = problem.totals(plane.center.to(problem.weights)).cpu().numpy() / problem.samples
+        fields |= {"metric_names": names_of(problem), "metrics": np.array(metrics)}
 
     def current_grid() -> HessianGrid:
         return HessianGrid(span=span, **result_grid.fields(), **fields, **about)
@@ -534,7 +536,7 @@ def hessian_grid(
     block = points_at_once(problem, options)
     dispatch = _dispatch(execution, save, current_grid, progress=reporter(progress), block=block)
     evaluate = _eigenvalue_evaluator(problem, plane, target, options, search, block)
-    fields |= result_grid.complete(evaluate, dispatch, VALUES, (), plane.seed)
+    fields |= result_grid.complete(evaluate, dispatch, VALUE_COLUMNS, (), plane.seed)
     return _write_finished(current_grid(), into)
 
 
@@ -564,7 +566,7 @@ def _eigenvalue_evaluator(
     start = start_vector(problem, plane.seed)
 
     def evaluate(points: Tensor, progress: Progress) -> dict[str, Array]:
-        pairs = []
+        searches = []  # the search at each point
         largest_share = 0.0
 
         def advance(share: float) -> None:
@@ -573,15 +575,15 @@ def _eigenvalue_evaluator(
             largest_share = max(largest_share, share)
             progress(largest_share)
 
-        for done in range(0, len(points), block):
-            block_points = points[done : done + block].to(plane.directions)
+        for first in range(0, len(points), block):
+            block_points = points[first : first + block].to(plane.directions)
             thetas = plane.center + block_points @ plane.directions
-            report = portion(advance, done / len(points), (done + len(thetas)) / len(points))
+            report = portion(advance, first / len(points), (first + len(thetas)) / len(points))
             reporting_target = dataclasses.replace(target, progress=report)
-            pairs += eigenpairs(problem, thetas, start, reporting_target, options, search=search)
-        columns = ends_of(pairs)
+            searches += eigenpairs(problem, thetas, start, reporting_target, options, search=search)
+        columns = ends_of(searches)  # λ_min, λ_max and their residuals
         for name in ("products", "converged"):
-            columns[name] = np.array([getattr(pair, name) for pair in pairs])
+            columns[name] = np.array([getattr(point_search, name) for point_search in searches])
         with np.errstate(divide="ignore", invalid="ignore"):
             columns["ratio"] = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])
         return columns
