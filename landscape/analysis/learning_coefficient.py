@@ -132,7 +132,7 @@ RELATIVE_ERROR = 0.05
 # The smallest and largest number of steps of a chain, which is doubled until it suffices (our choice: 20 s to
 # 5 min with the MNIST network on 2 cores), and the number of draws: each is the mean over a power of two of
 # steps, and the second half of the draws is used.
-LEAST, MOST = 1_000, 32_000
+LEAST_STEPS, MOST_STEPS = 1_000, 32_000
 DRAWS = 500
 # The first step size is this number over the largest curvature nβλ_max + γ (our choice: steps below 4 over
 # the curvature are stable, and an eighth of such a step has an eighth of the heating).
@@ -164,21 +164,22 @@ def learning_coefficient(
     chains: Several = CHAINS,
     relative_error: Positive = RELATIVE_ERROR,
     max_rhat: Positive = MAX_RHAT,
-    max_steps: Annotated[int, Within(LEAST)] = MOST,
+    max_steps: Annotated[int, Within(LEAST_STEPS)] = MOST_STEPS,
     seed: Seed = 0,
     max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> LearningCoefficient:
-    """Estimate the local learning coefficient by SGLD.
+    """Estimate the local learning coefficient by stochastic gradient Langevin dynamics (SGLD).
 
     λ̂ = nβ (E L(w) − L(w*)), where E is the mean over w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²) (Lau et al., arXiv
     2308.12108). w* are the problem's weights. L is the mean over n samples of a negative log-likelihood in
-    nats. At a minimum of L, λ is P/2 for a regular model with P parameters, and smaller for a singular model.
+    nats. At a minimum of L, the coefficient λ, which λ̂ estimates, is P/2 for a regular model with P
+    parameters, and smaller for a singular model.
 
     The first half of each chain is discarded. The length of the chains is doubled until the chains have mixed
     and the error is small enough. BatchNorm uses each minibatch's statistics. The step size and the noise of
-    minibatches raise the mean loss. An estimate of this rise, the heating, is subtracted (our choice).
+    minibatches raise E L(w). This effect is called heating; an estimate of it is subtracted (our choice).
 
     Args:
         problem: the loss on the training set, at the minimum w*; or a run, whose w_a (the mean of the
@@ -191,7 +192,7 @@ def learning_coefficient(
             is a mean over tokens, n counts the sequences; if the m tokens are to count, give nbeta=m/log m.
         chains: the number of independent chains, at least 2.
         relative_error: chains are extended until the standard error is at most this share of the value.
-        max_rhat: the largest R̂ at which chains count as mixed.
+        max_rhat: the largest R̂ (Vehtari et al. 2021) at which chains count as mixed.
         max_steps: the largest number of steps of a chain.
         seed: the seed of the minibatches and the noise of the chains.
         max_memory: the most bytes that the process may use.
@@ -199,8 +200,8 @@ def learning_coefficient(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        The result: ``value``, its ``standard_error``, ``rise`` (chains, draws), the values of nβ (L(w) −
-        L(w*)) with heating, R̂ (``r_hat``), and the effective sample size ``ess``.
+        The result: ``value`` with its ``standard_error``; ``rise`` (chains, draws), the values of nβ (L(w) −
+        L(w*)) before the heating is subtracted; R̂ (``r_hat``); and the effective sample size ``ess``.
 
     Raises:
         InputError: a number that is not allowed, batches that have another number of samples in each pass, or
@@ -237,17 +238,17 @@ def learning_coefficient(
 
     def extend(chain_stack: Langevin, steps: int) -> None:
         """Make ``steps`` more steps, or fewer if losses are not finite."""
-        for _ in range(0, steps, LEAST // 10):
-            chain_stack.run(LEAST // 10)
+        for _ in range(0, steps, LEAST_STEPS // 10):  # so many steps between two reports
+            chain_stack.run(LEAST_STEPS // 10)
             report(min(1.0, chain_stack.steps / max_steps))
             if not chain_stack.finite:
                 return
 
     def start_chains(size: float) -> Langevin:
-        """Return chains with step size ``size`` after LEAST steps."""
+        """Return chains with step size ``size`` after LEAST_STEPS steps."""
         options = {"step_size": size, "nbeta": nbeta, "localization": float(localization)}
         chain_stack = Langevin(problem, batch, chains, **options, seed=seed)
-        extend(chain_stack, LEAST)
+        extend(chain_stack, LEAST_STEPS)
         return chain_stack
 
     if step_size:

@@ -78,10 +78,11 @@ def noise(
 ) -> Noise:
     """Estimate Δ(2), the noise from the learners' spread, in four ways.
 
-    δ is the mean over learners j of ∇L^μ(w_j) − ∇L^μ(w_a), where L^μ is the loss of learner j's minibatch.
-    The four estimates are α²‖δ‖² over drawn minibatches, which is the definition; α²‖δ‖² with gradients of
-    all data; Eq. 4 of DPSGD-2020 with the Hessian; and the first-order expansion with the minibatches'
-    Hessians. BatchNorm uses each minibatch's statistics.
+    δ is the mean over learners j of ∇L^μ(w_j) − ∇L^μ(w_a). Here w_a is the mean of the learners' weights w_j,
+    and L^μ is the loss of learner j's minibatch. The four estimates are α²‖δ‖² over drawn minibatches, which
+    is the definition (``direct``); its first-order expansion with the minibatches' Hessians
+    (``first_order``); α²‖δ‖² with gradients of all data (``full_batch``); and Eq. 4 of DPSGD-2020 with the
+    Hessian of all data (``eq4``). BatchNorm uses each minibatch's statistics.
 
     Args:
         problem: the loss on the training set; or a run.
@@ -95,8 +96,8 @@ def noise(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        direct, first_order, delta_s, delta_2 and delta_cross (draws,), and the numbers full_batch and eq4, in
-        units of a squared step in weight space.
+        The estimates direct and first_order (draws,), full_batch and eq4 (numbers); and delta_s, delta_2 and
+        delta_cross (draws,), the terms of Δ_DP in DPSGD-2020. All are squared distances in weight space.
 
     Raises:
         InputError: an argument that is not allowed, data without numbered samples, a penalty, or a model
@@ -165,7 +166,7 @@ def _delta_terms(
         gradient: (P,), the gradient of all data at ``mean``.
     """
     stack = Stack(problem)  # computes the gradients of all learners together
-    at_learners, at_mean = torch.empty_like(weights), torch.empty_like(weights)  # gradients (n, P)
+    gradients_at_learners, gradients_at_mean = torch.empty_like(weights), torch.empty_like(weights)
 
     def mean_row(rows: Tensor) -> Tensor:
         """Return the mean over the learners, (n, P) -> (P,), in float64."""
@@ -177,16 +178,16 @@ def _delta_terms(
 
     def terms(indices: Tensor) -> list[Tensor]:
         x, y = problem.data.gather(indices)
-        stack.gradients(weights, x, y, out=at_learners)
-        stack.gradients(mean.expand_as(weights), x, y, out=at_mean)
-        delta = mean_row(at_learners - at_mean)
+        stack.gradients(weights, x, y, out=gradients_at_learners)
+        stack.gradients(mean.expand_as(weights), x, y, out=gradients_at_mean)
+        delta = mean_row(gradients_at_learners - gradients_at_mean)
         products = []
         for samples, deviation in zip(indices, weights - mean, strict=True):
             operator = HessianOperator(problem.subset(samples), mean, derivatives="exact")
             products.append(operator(deviation))
         first_order = mean_row(torch.stack(products))
         perpendicular_delta = perpendicular(delta)
-        perpendicular_s = perpendicular(mean_row(at_mean))  # of S, the mean gradient at w_a
+        perpendicular_s = perpendicular(mean_row(gradients_at_mean))  # of S, the mean gradient at w_a
         return [  # in the order of DELTA_TERMS
             delta @ delta,
             first_order @ first_order,
@@ -234,12 +235,13 @@ def noise_scale(
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: B, the number of samples in a minibatch at w_a; default: the run's total batch.
-        weights: (n, P), the weights of n ≥ 2 learners (w_a for all in SSGD), to also estimate B_simple of
-            their mean gradient, once from many draws and once from single steps.
+        weights: (n, P), the weights of n ≥ 2 learners; in SSGD, all are w_a. With them, B_simple of the
+            learners' mean gradient is also estimated: from all draws together, and from each draw alone, as a
+            training step could.
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
-        gradient: "whole": g of all data; "draws": ‖g‖² from pairs of minibatches, less exact if it is small.
-        precondition: a positive diagonal D (P,), or the :func:`landscape.preconditioner` of a checkpoint of
-            Adam and its relatives; each gradient g is replaced by D^{-1/2} g, as the optimizer does.
+        gradient: "whole": g of all data; "draws": ‖g‖² from pairs of minibatches, less exact for a small ‖g‖.
+        precondition: a positive diagonal D (P,), or the :func:`landscape.preconditioner` of a checkpoint that
+            Adam or a relative trained; each gradient g is replaced by D^{-1/2} g.
         relative_error: draw until the standard error is at most this share of the value.
         min_draws: the smallest number of draws. A draw is a minibatch at w_a, or one for each learner.
         max_draws: the largest number of draws.
@@ -270,7 +272,7 @@ def noise_scale(
     if learner_weights is not None and len(learner_weights) < 2:
         raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    mean_share = 1.0 if learner_weights is None else 0.5  # the share of the progress bar for w_a
+    center_share = 1.0 if learner_weights is None else 0.5  # the share of the progress bar for w_a
     preconditioner = as_preconditioner(precondition)
     scale = None if preconditioner is None else preconditioner.root(problem).to(problem.weights)  # D^{-1/2}
     estimator: ExactGradientEstimator | JackknifeEstimator
@@ -279,26 +281,25 @@ def noise_scale(
         estimator = ExactGradientEstimator(whole_gradient if scale is None else scale * whole_gradient, batch)
     else:
         estimator = JackknifeEstimator(problem.weights, batch)
-    mean_progress = portion(progress, 0, mean_share)
-    mean_weights = problem.weights[None]
-    mean_noise = _gradient_noise(minibatches, mean_weights, estimator, precision, mean_progress, scale)
-    noises = [mean_noise]
+    center_progress = portion(progress, 0, center_share)
+    center = problem.weights[None]
+    center_noise = _gradient_noise(minibatches, center, estimator, precision, center_progress, scale)
+    noises = [center_noise]
     learner_fields: dict[str, Any] = {}
     if learner_weights is not None:
         learners = len(learner_weights)
         local_minibatches = Minibatches(problem, local_batch, stream(seed, 1), learners)
         local_estimator = LearnersEstimator(problem.weights, learners, local_batch)
-        local_progress = portion(progress, mean_share, 1)
+        local_progress = portion(progress, center_share, 1)
         local_noise = _gradient_noise(
             local_minibatches, learner_weights, local_estimator, precision, local_progress, scale
         )
         noises.append(local_noise)
         learner_fields = {f"learner_{name}": value for name, value in vars(local_noise).items()}
-        learner_fields |= local_estimator.rounds()
-        learner_fields |= {"learners": learners, "local_batch": local_batch}
+        learner_fields |= local_estimator.rounds() | {"learners": learners, "local_batch": local_batch}
         learner_fields["learner_draws"] = local_estimator.draws
     return NoiseScale(
-        **vars(mean_noise),
+        **vars(center_noise),
         **learner_fields,
         batch=batch,
         draws=estimator.draws,
@@ -374,7 +375,7 @@ def noise_alignment(
     replacement. H is the Hessian of all samples. The result has tr(HS)/tr S, the interaction-aware sharpness
     of "A new characterization of the edge of stability" (2022); the diagonal C_ii in the basis of H's top
     eigenvectors; and the exponent γ in C_ii ∝ λ_i^γ. arXiv 2602.05600 finds 1 ≤ γ ≤ 2 in single fully
-    connected layers; here γ is that of all parameters (our choice). BatchNorm uses each minibatch's
+    connected layers; we take all parameters together (our choice). BatchNorm uses each minibatch's
     statistics.
 
     Args:
@@ -413,10 +414,10 @@ def noise_alignment(
     endless_minibatches = iter(minibatches)
     first_half, second_half = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
     pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=first_half)
-    products = row_products(fast_hessian(problem))
+    hessian_products = row_products(fast_hessian(problem))
     gradient = double(finite_gradient(*problem.loss_and_gradient()))
     vectors = torch.from_numpy(pairs.vectors).to(gradient)
-    curvature_terms = _curvature_terms(problem, products, gradient, vectors)
+    curvature_terms = _curvature_terms(problem, hessian_products, gradient, vectors)
     rows = np.zeros((0, 4 + k))  # a row of curvature terms for each minibatch
     while True:
         block = itertools.islice(endless_minibatches, min(BLOCK, max_draws - len(rows)))
@@ -450,7 +451,7 @@ def noise_alignment(
         draws=len(rows),
         draws_converged=precision.met(ias, ias_error),
         parameters=problem.layout.size,
-        products=pairs.products + len(rows) + 1,
+        products=pairs.products + len(rows) + 1,  # 1: with the full gradient
         relative_error=relative_error,
         seed=seed,
         **setting(problem),
@@ -472,11 +473,11 @@ def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
         >>> round(gamma, 6), round(error, 6), round(scatter, 6)
         (2.0, 0.0, 0.0)
     """
-    positive = (values > 0) & (squares.mean(0) > 0)
-    if positive.sum() < 2:
+    is_positive = (values > 0) & (squares.mean(0) > 0)
+    if is_positive.sum() < 2:
         return math.nan, math.nan, math.nan
-    squares = squares[:, positive]
-    log_values = np.log(values[positive])
+    squares = squares[:, is_positive]
+    log_values = np.log(values[is_positive])
     x = log_values - log_values.mean()
     if not x @ x > 0:
         return math.nan, math.nan, math.nan
