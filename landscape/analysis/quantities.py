@@ -30,7 +30,7 @@ from landscape.core.statistics import Difference, Estimate, mcnemar, paired, wel
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.hessian import Preconditioner
 from landscape.curvature.trace import trace
-from landscape.evaluation.evaluate import Evaluator, evaluator
+from landscape.evaluation.evaluate import evaluator
 from landscape.problem.alignment import aligned
 from landscape.problem.losses import correct
 from landscape.problem.metrics import names_of
@@ -61,9 +61,9 @@ def basin_widths(
 
     Each plane has two random directions, which depend only on the seed and the number of weights. On 16 rays
     from the center of a plane, a search finds the distance at which the loss has risen by ``rise``. The width
-    is the diameter of the circle with the enclosed area: twice the root mean square of the distances. If each
-    ray leaves the basin once, the width equals :attr:`.Basins.equivalent_width`, without a grid. Distances
-    are Euclidean in weight space, and so depend on the scaling of the network.
+    is the diameter of the circle with the area that these points enclose: twice the root mean square of the
+    distances. If each ray leaves the basin once, the width equals :attr:`.Basins.equivalent_width`, which
+    takes a grid. Distances are Euclidean in weight space, and so depend on the scaling of the network.
 
     Args:
         problem: the loss.
@@ -86,40 +86,48 @@ def basin_widths(
         [1.0, 1.0]
     """
     positive("parameters of the model", problem.layout.size, least=2)
-    # The first plane's search starts from these distances; a later plane's from those of the plane before.
     distances = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size))
     widths = []
     report = progress or no_progress
-    tolerances = {"fatol": WITHIN * rise, "xrtol": WITHIN / 2}
-    angles = 2 * math.pi * torch.from_numpy(RAYS) / ANGLES
-    circle = torch.stack((angles.cos(), angles.sin()), 1)  # (rays, 2)
     plane_seeds = np.random.SeedSequence(seed).generate_state(planes).tolist()
     for number, plane_seed in enumerate(plane_seeds, 1):
-        normal_directions = double(random_plane(problem, seed=plane_seed).directions)
-        orthonormal = torch.linalg.qr(normal_directions.T)[0].T.to(problem.weights)
-        loss = evaluator(problem, problem.weights, orthonormal, ANGLES)
-        base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
-        if not math.isfinite(base):
-            raise OperationError(f"weights: their loss is {base:g}, above which nothing rises; take others")
-        if not rise >= LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
-            raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; give more")
-
-        # ``loss`` and ``base`` are default values: a closure would use those of a later plane.
-        def excess(squares: Array, rays: Array, loss: Evaluator = loss, base: float = base) -> Array:
-            """Return loss − base − rise, (k,), at squared distances (k,) on the ``rays`` (k,)."""
-            points = circle[rays] * torch.from_numpy(squares**0.5)[:, None]
-            values = loss(points)["loss"].numpy() - base - rise
-            return np.where(np.isfinite(values), values, WALL)
-
-        # The roots are sought in the squared distance, because a quadratic loss is linear in it.
-        bracket = elementwise.bracket_root(excess, 0.0, distances**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)
-        root = elementwise.find_root(excess, bracket.bracket, args=(RAYS,), tolerances=tolerances)
-        if not (bracket.success & root.success).all():
-            raise OperationError(f"rise: the loss does not rise by {rise:g} in all directions; give less")
-        distances = np.sqrt(root.x)
+        # The search on a plane starts at the distances of the plane before.
+        distances = _distances_on_rays(problem, rise, plane_seed, distances)
         widths.append(2 * math.sqrt(float(np.mean(distances**2))))
         report(number / planes)
     return np.array(widths)
+
+
+def _distances_on_rays(problem: Problem, rise: float, plane_seed: int, start: Array) -> Array:
+    """Return the distances (rays,) at which the loss has risen by ``rise``, on the rays of a random plane.
+
+    The search starts at the distances ``start`` (rays,).
+    """
+    drawn_directions = double(random_plane(problem, seed=plane_seed).directions)
+    orthonormal = torch.linalg.qr(drawn_directions.T)[0].T.to(problem.weights)
+    loss = evaluator(problem, problem.weights, orthonormal, ANGLES)
+    base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
+    if not math.isfinite(base):
+        raise OperationError(f"weights: their loss is {base:g}, above which nothing rises; take others")
+    if not rise >= LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
+        raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; give more")
+    angles = 2 * math.pi * torch.from_numpy(RAYS) / ANGLES
+    circle = torch.stack((angles.cos(), angles.sin()), 1)  # (rays, 2)
+
+    def excess(squares: Array, rays: Array) -> Array:
+        """Return loss − base − rise, (k,), at squared distances (k,) on the ``rays`` (k,)."""
+        points = circle[rays] * torch.from_numpy(squares**0.5)[:, None]
+        values = loss(points)["loss"].numpy() - base - rise
+        return np.where(np.isfinite(values), values, WALL)
+
+    # The roots are sought in the squared distance, because a quadratic loss is linear in it.
+    bracket = elementwise.bracket_root(excess, 0.0, start**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)
+    tolerances = {"fatol": WITHIN * rise, "xrtol": WITHIN / 2}
+    root = elementwise.find_root(excess, bracket.bracket, args=(RAYS,), tolerances=tolerances)
+    if not (bracket.success & root.success).all():
+        raise OperationError(f"rise: the loss does not rise by {rise:g} in all directions; give less")
+    distances: Array = np.sqrt(root.x)
+    return distances
 
 
 # Tolerance of the ends of the spectrum (our choice: their bounds are then within a few percent, for a tenth
