@@ -79,7 +79,7 @@ def random_plane(
     generator = torch.Generator().manual_seed(seed)
 
     def draw(slot: Slot, center: Tensor) -> Tensor:
-        """Return a parameter's direction. An ignored one is also drawn, because later draws depend on it."""
+        """Return a parameter's direction. It is drawn even if it is ignored, to keep the others' draws."""
         direction = torch.randn(slot.shape, dtype=torch.float64, generator=generator).to(center)
         if ignore == "bias+norm" and slot.role != "weight":
             return direction.zero_()
@@ -97,7 +97,7 @@ def random_plane(
         # Parameter by parameter: a float64 draw of all of θ would take twice the memory.
         for slot in problem.layout.slots:
             views[slot.name].copy_(draw(slot, centers[slot.name]))
-    problem.along_weights(directions)
+    problem.along_weights(directions)  # in place: zero for padding rows of embeddings, which never move
     return Plane(problem.weights, directions, "random", norm, seed, ignore)
 
 
@@ -122,13 +122,15 @@ def between(
 ) -> Plane:
     """Return the plane through three weight vectors, or through two and along a random direction.
 
-    The first direction is w1 − w0. The second is w2 − w0, or for two networks a random normal vector, without
-    its component along the first direction, and scaled to the same length (Garipov et al. 2018, section 3).
+    The first direction is w1 − w0. The second is made from w2 − w0, or for two networks from a random normal
+    vector: its component along the first direction is removed, and the rest is scaled to the length of the
+    first direction (Garipov et al. 2018, section 3).
+
     The center is the middle of the smallest rectangle that contains the weight vectors and has sides along
     the directions. The weight vectors are ``plane.center + plane.markers @ plane.directions``.
 
     Args:
-        problem: the problem whose parameters the weights are; or a run.
+        problem: the problem to whose model the weights belong; or a run.
         weights: two or three networks, in any form that :func:`landscape.line` accepts.
         labels: names of the networks; default: the names of problems, otherwise w0, w1, w2.
         align: how hidden units of the other networks are matched to those of the first, as for
@@ -190,11 +192,12 @@ def pca_plane(
 ) -> Plane:
     """Return the plane through a run's last checkpoint along two principal components of the checkpoints.
 
-    Directions have unit length, so that coordinates are distances between weights. Large shares of variance
-    say little: a random walk in many dimensions has them, too (Antognini and Sohl-Dickstein 2018).
+    The components are those of largest variance. Directions have unit length, so that coordinates are
+    distances between weights. Large shares of variance say little: a random walk in many dimensions has them,
+    too (Antognini and Sohl-Dickstein 2018).
 
     Args:
-        problem: the problem whose parameters the weights are; or a run.
+        problem: the problem to whose model the weights belong; or a run.
         weights: (M, P), M ≥ 3, in order of time; or a list of networks as in :func:`landscape.between`.
         labels: the checkpoints' names; default 0, 1, …
 
@@ -231,7 +234,7 @@ def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) 
     is our choice.
 
     Args:
-        problem: the problem whose parameters the weights are; or a run.
+        problem: the problem to whose model the weights belong; or a run.
         weights: (n, P), n ≥ 3; or a list of networks as in :func:`landscape.between`.
 
     Returns:
@@ -258,8 +261,7 @@ def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) 
     mean = average(rows)
     fields = _components(problem, rows, mean, "learners", "direction {}, {:.1f}% of spread")
     networks.append(network_of(problem, mean, "w_a"))
-    rows_with_mean = torch.cat((rows, mean[None]))
-    return _plane(problem, mean, "learners", rows_with_mean, networks, labels, **fields)
+    return _plane(problem, mean, "learners", torch.cat((rows, mean[None])), networks, labels, **fields)
 
 
 @analysis(
@@ -275,7 +277,7 @@ def eigen_plane(
     max_memory: Count | None = None,
     progress: ProgressOption = None,
 ) -> Plane:
-    """Return the plane of the Hessian's unit eigenvectors of λ_max (x) and λ_min (y), at the center.
+    """Return the plane through the center along the Hessian's unit eigenvectors of λ_max (x) and λ_min (y).
 
     The plane is our choice. To second order the loss on it is L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²),
     where u and v are the eigenvectors and g is the gradient.
@@ -307,8 +309,8 @@ def eigen_plane(
         raise InputError("eigen: the model has one parameter, a plane needs at least 2")
     ends = extreme_eigenvalues(problem, residual_tol, max_products=max_products, seed=seed, progress=progress)
     if not ends.converged:
-        words = f"after {ends.products} products a residual is above {residual_tol:g}"
-        raise OperationError(f"eigen: {words}; allow a larger residual_tol or more products")
+        reason = f"after {ends.products} products a residual is above {residual_tol:g}"
+        raise OperationError(f"eigen: {reason}; allow a larger residual_tol or more products")
     axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"
     vectors = torch.from_numpy(ends.vectors).to(problem.device)
     return Plane(problem.weights, vectors, "eigen", "none", seed, axes=axes)

@@ -65,9 +65,9 @@ def _largest_rise(
 ) -> Ascent:
     """Search the largest rise L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ, and return the largest that was found.
 
-    It is a lower bound of the maximum, because the problem is not convex. The first search starts at
-    ρ · g/‖g‖, where g is the gradient in ε: this is the maximum to first order (Foret et al. 2021). If g is
-    zero, this search is left out.
+    The returned rise is a lower bound of the maximum, because a search can end in a local maximum. The first
+    search starts at ε = ρ · g/‖g‖, where g is the gradient in ε; there the loss is largest to first order
+    (Foret et al. 2021). If g is zero, this search is left out.
 
     Args:
         problem: the loss, centered on θ.
@@ -164,11 +164,12 @@ def sharpness(
 ) -> Sharpness:
     """Measure the rise of the loss within a radius: the (adaptive) m-sharpness.
 
-    It is the largest rise L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or the mean rise over δ/c ~ N(0, ρ²)
-    (Andriushchenko et al., arXiv 2302.07011, after Kwon et al. 2021 for ``adaptive`` and Foret et al. 2021
-    for ``m``), without a normalization of logits. The pairs ±δ and the search for the largest rise are our
-    choice. Over modern networks, sharpness has a low, sometimes negative correlation with the test error
-    (arXiv 2302.07011). BatchNorm has the problem's statistics at all weights.
+    It is the largest rise L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or the mean rise over δ/c ~ N(0, ρ²). The scale c
+    is |w| if ``adaptive``, else 1. This follows Andriushchenko et al. (arXiv 2302.07011), who take
+    ``adaptive`` from Kwon et al. 2021 and ``m`` from Foret et al. 2021; but logits are not normalized. The
+    pairs ±δ and the search for the largest rise are our choice. Over modern networks, sharpness has a low,
+    sometimes negative correlation with the test error (arXiv 2302.07011). BatchNorm has the problem's
+    statistics at all weights.
 
     Args:
         problem: the loss; or a run, on its training set.
@@ -209,36 +210,36 @@ def sharpness(
         raise InputError("adaptive: all weights are 0, so that none could move; give adaptive=False")
     if m is not None and m > problem.samples:
         raise InputError(f"m: {m} is not allowed, the data has {problem.samples} samples")
-    worst = kind == "worst"
+    is_worst = kind == "worst"
     rng = generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
-    draws_nothing = worst and m is None
+    is_single_search = is_worst and m is None  # over all samples: there is nothing to draw
     # Draws ±δ over all samples share one loss at the center; each minibatch has its own.
-    center_loss = problem.loss() if not worst and m is None else None
+    center_loss = None if is_worst or m is not None else problem.loss()
 
     ascents: list[Ascent] = []
     report = reporter(progress)
     for minibatch in _minibatches(problem, m, seed):
-        count = starts if worst else 1
+        count = starts if is_worst else 1
         directions = [problem.along_weights(normal(len(theta), rng).to(theta)) for _ in range(count)]
-        if worst:
+        if is_worst:
             ascents.append(_largest_rise(minibatch, scale, rho, directions, steps))
         else:
             ascents.append(_mean_rise(minibatch, scale, rho * directions[0], center_loss))
         rises = np.array([ascent.rise for ascent in ascents])
         mean, error = mean_and_error(rises)
-        if draws_nothing or precision.enough(len(ascents), mean, error, report):
+        if is_single_search or precision.enough(len(ascents), mean, error, report):
             break
     report(1.0)
     settings: dict[str, Any] = {"kind": kind, "rho": rho, "adaptive": adaptive, "m": m or 0, "seed": seed}
     return Sharpness(
         values=rises,
-        standard_error=0.0 if draws_nothing else error,
+        standard_error=0.0 if is_single_search else error,
         loss=float(np.mean([ascent.base for ascent in ascents])),
-        converged=draws_nothing or precision.met(mean, error),
+        converged=is_single_search or precision.met(mean, error),
         residual=float(np.mean([ascent.residual for ascent in ascents])),
         gradients=sum(ascent.gradients for ascent in ascents) + (0 if center_loss is None else 1),
-        steps=steps if worst else 0,
-        starts=starts if worst else 0,
+        steps=steps if is_worst else 0,
+        starts=starts if is_worst else 0,
         fixed=0 if scale is None else int((scale == 0).sum()),
         parameters=len(theta),
         random_device=rng.device.type,
@@ -299,7 +300,7 @@ def batch_sharpness(
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
-        batch: the number of samples in B at w_a, which is the total batch of a step; default: the run's.
+        batch: the number of samples in B at w_a; default: the total batch of one step of the run.
         weights: (n, P), the learners' weights, to also measure each learner on its own minibatches (our
             choice).
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
@@ -337,14 +338,14 @@ def batch_sharpness(
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     full_batches = minibatches.full_batches
     # A check on a few samples turns "auto" into "exact" or "differences", the same for all minibatches.
-    few_samples = full_batches.on(full_batches.data.few())
-    derivatives = HessianOptions(derivatives=derivatives).at(few_samples).derivatives
+    small_problem = full_batches.on(full_batches.data.few())
+    derivatives = HessianOptions(derivatives=derivatives).at(small_problem).derivatives
     stages = 1 + (thetas is not None) + bool(quantities)  # each has an equal share of the progress bar
     stage_progress = portion(progress, 0, 1 / stages)
     # Curvature, ‖g_B‖² and errors of the curvature, (draws, 1) each.
-    columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, stage_progress)
-    curvature, norm2, _ = columns
-    all_columns = [columns]
+    center_columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, stage_progress)
+    curvature, norm2, _ = center_columns
+    all_columns = [center_columns]
     learner_fields: dict[str, Any] = {}
     if thetas is not None:
         learner_minibatches = Minibatches(problem, local_batch, stream(seed, 1), len(thetas))
@@ -471,23 +472,23 @@ def batch_spectrum(
     problem, progress = problem_of(problem), reporter(progress)
     minibatches = Minibatches(problem, required_batch(batch), stream(seed, 0))
     options = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives}
-    whole = Matrix.of(minibatches.full_batches, seed, about, **options, max_memory=max_memory)
+    whole_hessian = Matrix.of(minibatches.full_batches, seed, about, **options, max_memory=max_memory)
     target = SearchOptions(1, k, residual_tol, max_products)  # the smallest eigenvalue and the k largest
-    start = whole.start()
+    start = whole_hessian.start()
     # All Hessians have the same kind of products. A minibatch is drawn when its Hessian is needed.
-    options_of_minibatch = replace(whole.options, derivatives=whole.operator.derivatives)
+    options_of_minibatch = replace(whole_hessian.options, derivatives=whole_hessian.operator.derivatives)
     minibatch_hessians = (options_of_minibatch.at(minibatch) for (minibatch,) in minibatches)
-    hessians = itertools.islice(itertools.chain([whole.operator], minibatch_hessians), draws + 1)
+    hessians = itertools.islice(itertools.chain([whole_hessian.operator], minibatch_hessians), draws + 1)
     results: list[RitzPairs] = []  # first those of all samples, then those of each minibatch
     for number, h in enumerate(hessians):
         report = portion(progress, number / (draws + 1), (number + 1) / (draws + 1))
         pairs, _ = search_operator(h, start, replace(target, progress=report))
-        whole.check(pairs.residuals)
+        whole_hessian.check(pairs.residuals)
         results.append(pairs)
     values = np.stack([pairs.values.numpy() for pairs in results]) + weight_decay
     residuals = np.stack([pairs.residuals.numpy() for pairs in results])
     return BatchSpectrum(
-        **(whole.about | {"samples": problem.samples}),
+        **(whole_hessian.about | {"samples": problem.samples}),
         values=values[1:],
         residuals=residuals[1:],
         whole=values[0],

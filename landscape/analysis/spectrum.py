@@ -81,7 +81,7 @@ def spectrum(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Spectrum:
-    """Compute eigenvalues, trace and density of ∇²L at the problem's center, in one result for a file.
+    """Compute eigenvalues, trace and density of ∇²L at the problem's center, together in one result.
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
@@ -98,8 +98,8 @@ def spectrum(
         precondition: a positive diagonal (P,), or a checkpoint's :func:`landscape.preconditioner`; all
             results are then of the preconditioned Hessian.
         engine: "landscape", or "pyhessian", which has only the eigenvalue of largest magnitude and the trace.
-        search: "auto": the search may save time by products on the samples with most curvature only; exact
-            products then verify and refine the results. "exact": all products are exact.
+        search: "auto": to save time, the search may begin with products on only the samples with the most
+            curvature; exact products then verify and refine the results. "exact": all products are exact.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products for the eigenvalues.
         seed: the seed of the starting vector and of the random vectors.
@@ -228,15 +228,15 @@ def curvature_table(
 
     The eigenvalues of each block come from a Lanczos run with exact products. The traces of all blocks come
     from the same products with random vectors z over all parameters, because z_bᵀ(Hz)_b has the mean tr H_bb
-    for every block b. A block's trace over the Ritz vectors that its search has found is exact (as in
-    Hutch++, Meyer et al. 2021).
+    for every block b. The search of a block also finds Ritz vectors. The part of the block's trace along them
+    is known exactly, so that random vectors estimate only the rest (as in Hutch++, Meyer et al. 2021).
 
     Args:
         problem: the loss, or a run.
-        by: the parameters of a row of the table. "block": those of the outermost module with a number in its
-            name (h.3, layer1.0), or of a module if no name has a number. "layer": those of a module with its
-            own parameters. "parameter": one tensor. Or a list of names, prefixes and patterns (*.bias), a row
-            each; other parameters are in the row "others".
+        by: which parameters share a row of the table. "layer": those of one module. "block": those inside the
+            outermost module that is named by a number, such as h.3 or layer1.0; outside such modules, as for
+            "layer". "parameter": each tensor has a row. Or a list of names, prefixes and patterns (*.bias)
+            with a row for each; the row "others" has the remaining parameters.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000). With the default 0.1, λ_min is
             right to about 0.1 to 1%, and λ_max is more exact.
         weights: θ (P,); default: the problem's center.
@@ -371,11 +371,11 @@ def _traces(
     product_errors = np.append(product_errors.sum(), product_errors)
     trace, drawn_error = np.transpose([mean_and_error(column) for column in columns.T])
     error = np.hypot(drawn_error, product_errors)
-    share, share_error = np.full((2, len(trace)), np.nan)
+    share = share_error = np.full(len(trace), np.nan)
     if abs(trace[0]) > SIGNIFICANT * error[0]:
         share = trace / trace[0]
-        # By the delta method, the error of a share, a ratio of two means over the same draws, is the error of
-        # the mean of these residuals, divided by the whole trace.
+        # A share is a ratio of two means over the same draws. By the delta method, the standard error of a
+        # share is the standard error of the mean of these residuals, divided by the whole trace.
         residuals = columns - np.outer(columns[:, 0], share)
         drawn_share_error = [mean_and_error(column)[1] for column in residuals.T]
         product_share_error = np.append(0.0, product_errors[1:] + np.abs(share[1:]) * product_errors[0])
@@ -413,11 +413,12 @@ def loss_change(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> LossChange:
-    """Divide L(θ + d) − L(θ) of a step d into ⟨g, d⟩ + ½ dᵀHd + remainder, in total and by layer.
+    """Divide the change L(θ + d) − L(θ) in a step d into ⟨g, d⟩ + ½ dᵀHd + remainder, in total and by layer.
 
-    d is the step that an optimizer made, with momentum, weight decay and averaging. Each group a of
-    parameters has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b: curvature within the group (b = a) and between
-    groups. The remainder, of third order and more, is not divided.
+    d is the step that an optimizer made, with momentum, weight decay and averaging; g and H are the gradient
+    and the Hessian at θ. Each group a of parameters has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b:
+    curvature within the group (b = a) and between groups. The remainder, of third order and more, is not
+    divided among groups.
 
     Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple: the
     smallest m with L(θ + md) > L(θ), with an error of 1%. The critical sharpness of arXiv 2601.16979 is

@@ -343,13 +343,12 @@ def smoothing(
     variance = float(double(deviations).square().sum()) / len(weights)  # tr Σ
     if not 0 < variance < math.inf:
         raise OperationError(f"weights: their consensus distance is {variance:g}, there is no spread")
-    count = min(k, len(mean))
     eigenpairs = top_eigenvalues(
-        problem, count, residual_tol, weights=mean, seed=seed, progress=portion(progress, 0, 0.3)
+        problem, min(k, len(mean)), residual_tol, weights=mean, seed=seed, progress=portion(progress, 0, 0.3)
     )
     vectors = torch.from_numpy(eigenpairs.vectors).to(mean.device)
     h = fast_hessian(problem, mean)
-    variances_along = double(deviations @ vectors.T).square().sum(0) / len(weights)  # (k,), the eigenvectors
+    variances_along = double(deviations @ vectors.T).square().sum(0) / len(weights)  # (k,), eigenvectors
     trace_hs = sum(float(double(d) @ double(h(d))) for d in deviations) / len(weights)
     # Without a trajectory there is one point, and no step.
     trajectory = mean[None] if trajectory is None else trajectory.to(mean)
@@ -359,25 +358,29 @@ def smoothing(
         gradients = [double(finite_gradient(*problem.loss_and_gradient(w))) for w in trajectory]
     rows: list[dict[str, Any]] = []
     converged = bool(eigenpairs.converged)
-    for index, kind in enumerate(KINDS):
-        # ``kind`` is a default value, because a closure would use the kind of the last iteration.
-        def shift(i: int, kind: str = kind) -> Tensor:
+
+    def smoothed_loss(kind: str) -> _SmoothedLoss:
+        """Return the loss that the spread of a kind smooths."""
+
+        def shift(i: int) -> Tensor:
             return problem.along_weights(displacement(deviations, kind, variance, seed, i))
 
-        # The search above has 0.3 of the progress bar, and each kind half of the remaining 0.7.
-        bar_start = 0.3 + 0.7 * index / len(KINDS)
-        bar_end = 0.3 + 0.7 * (index + 1) / len(KINDS)
-        smoothed = _SmoothedLoss(problem, mean, shift, draws)
+        return _SmoothedLoss(problem, mean, shift, draws)
+
+    further_progress = portion(progress, 0.3, 1)  # the search above has 0.3 of the progress bar
+    for index, kind in enumerate(KINDS):
+        kind_progress = portion(further_progress, index / len(KINDS), (index + 1) / len(KINDS))
+        smoothed = smoothed_loss(kind)
         losses = smoothed.losses()
         if not np.isfinite(losses).all():
             raise OperationError(f"weights: their {kind} spread reaches infinite losses; take others")
-        search_progress = portion(progress, bar_start, (bar_start + bar_end) / 2)
+        search_progress = portion(kind_progress, 0, 0.5)
         row = smoothed.largest_eigenvalue(vectors[0], residual_tol, seed, search_progress)
         converged = converged and bool(row.pop("converged"))
         row["loss_smooth"], row["loss_smooth_se"] = statistics.mean_and_error(losses)
         row["lipschitz_smooth"], row["lipschitz_smooth_se"] = smoothed.lipschitz(trajectory, lengths)
         rows.append(row)
-        portion(progress, bar_start, bar_end)(1.0)
+        kind_progress(1.0)
     columns: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     gradient_changes = [float(vector_norm(after - before)) for before, after in itertools.pairwise(gradients)]
     settings: dict[str, Any] = {"lr": lr, "alpha_e": alpha_e, "draws": draws, "seed": seed}
@@ -432,12 +435,12 @@ class _SmoothedLoss:
         return np.mean(losses, axis=1)
 
     def products(self) -> Callable[[Tensor], Iterator[Tensor]]:
-        """Return the function from v (P,) to its products (P,) with each pair's mean Hessian, in order.
+        """Return a function of v (P,) that yields the product (P,) of each pair's mean Hessian with v.
 
         The Hessians are stored if they need at most 1 GiB. Otherwise they are computed again for each v.
         """
-        problem, point_bytes = self.problem, ChainHessian.saved_bytes(self.problem)
-        size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # the pairs of a group
+        problem, point_bytes = self.problem, ChainHessian.saved_bytes(self.problem)  # None: no ChainHessian
+        size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # of a group, in pairs
         groups = [range(start, min(start + size, self.draws)) for start in range(0, self.draws, size)]
         is_stored = point_bytes is not None and 2 * self.draws * point_bytes <= min(GRAPH_BYTES, spare())
 
@@ -447,6 +450,7 @@ class _SmoothedLoss:
             if point_bytes is not None:
                 hessians = ChainHessian(problem, points)
                 return lambda v: hessians(v.expand(len(points), -1)).view(len(pairs), 2, -1).mean(1)
+            # The group is one pair.
             plus, minus = (HessianOperator(problem, p, derivatives="exact", graph_bytes=0) for p in points)
             return lambda v: ((plus(v) + minus(v)) / 2)[None]
 
@@ -481,7 +485,7 @@ class _SmoothedLoss:
         v, value = eigenpairs.vectors[0], float(eigenpairs.values[0])
         mean_image = mean_product(v)
         along_v = np.zeros(self.draws)  # vᵀHv of each pair, minus their mean
-        orthogonal_sum = 0.0  # the squared norms of the deviations' components orthogonal to v, summed
+        orthogonal_sum = 0.0  # Σ_i ‖component orthogonal to v of pair i's Hv − mean Hv‖²
         for i, image in enumerate(products(v)):
             deviation = image - mean_image
             along_v[i] = float(double(v) @ double(deviation))
@@ -503,7 +507,7 @@ class _SmoothedLoss:
         of the components of these changes along their mean. A ratio that is no larger than its error is
         overestimated, because noise adds to the norm.
         """
-        ratios: list[tuple[float, float]] = []
+        ratios, errors = list[float](), list[float]()
 
         def pair_gradient(w: Tensor, i: int) -> Tensor:
             """Return the mean of ∇L at w ± δ_i."""
@@ -519,15 +523,15 @@ class _SmoothedLoss:
             mean_change = torch.stack(changes).mean(0)
             size = float(vector_norm(mean_change))
             components = [float(inner(change, mean_change)) / size if size else 0.0 for change in changes]
-            ratios.append((size / length, statistics.standard_error(np.array(components)) / length))
+            ratios.append(size / length)
+            errors.append(statistics.standard_error(np.array(components)) / length)
             before = after
-        values, errors = np.array(ratios).reshape(-1, 2).T
-        return values, errors
+        return np.array(ratios), np.array(errors)
 
 
 @analysis(group="Measure noise and learners", of_the_run=None)
 def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
-    """Count the training samples of each label that each learner of a run has.
+    """Count how many training samples of each label each learner of a run has.
 
     Args:
         run: a checkpoint of ``landscape train`` with the recipe's key ``data.split``.
@@ -549,9 +553,9 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
         ((5, 10), 4)
     """
     fit("run", run, Checkpoint)
-    if not set(NAMES) <= run.shared.keys():  # a checkpoint has these arrays only if the data are divided
-        words = "its learners have no parts of their own; set the recipe's key data.split"
-        raise OperationError(f"{run.path or 'run'}: {words}")
+    if not set(NAMES) <= run.shared.keys():  # NAMES: the arrays of a run whose data are divided
+        reason = "its learners have no parts of their own; set the recipe's key data.split"
+        raise OperationError(f"{run.path or 'run'}: {reason}")
     _, counts, classes = (run.shared[name].cpu().numpy() for name in NAMES)
     division = str(run.settings.get("data", {}).get("split", IID))
     return LabelCounts(counts.astype(float), classes.astype(float), division, **about | {"split": "train"})
