@@ -132,7 +132,7 @@ RELATIVE_ERROR = 0.05
 # The smallest and largest number of steps of a chain, which is doubled until it suffices (our choice: 20 s to
 # 5 min with the MNIST network on 2 cores), and the number of draws: each is the mean over a power of two of
 # steps, and the second half of the draws is used.
-LEAST_STEPS, MOST_STEPS = 1_000, 32_000
+LEAST, MOST = 1_000, 32_000
 DRAWS = 500
 # The first step size is this number over the largest curvature nβλ_max + γ (our choice: steps below 4 over
 # the curvature are stable, and an eighth of such a step has an eighth of the heating).
@@ -164,7 +164,7 @@ def learning_coefficient(
     chains: Several = CHAINS,
     relative_error: Positive = RELATIVE_ERROR,
     max_rhat: Positive = MAX_RHAT,
-    max_steps: Annotated[int, Within(LEAST_STEPS)] = MOST_STEPS,
+    max_steps: Annotated[int, Within(LEAST)] = MOST,
     seed: Seed = 0,
     max_memory: Count | None = None,
     progress: ProgressOption = None,
@@ -238,17 +238,17 @@ def learning_coefficient(
 
     def extend(chain_stack: Langevin, steps: int) -> None:
         """Make ``steps`` more steps, or fewer if losses are not finite."""
-        for _ in range(0, steps, LEAST_STEPS // 10):  # so many steps between two reports
-            chain_stack.run(LEAST_STEPS // 10)
+        for _ in range(0, steps, LEAST // 10):  # so many steps between two reports
+            chain_stack.run(LEAST // 10)
             report(min(1.0, chain_stack.steps / max_steps))
             if not chain_stack.finite:
                 return
 
     def start_chains(size: float) -> Langevin:
-        """Return chains with step size ``size`` after LEAST_STEPS steps."""
+        """Return chains with step size ``size`` after LEAST steps."""
         options = {"step_size": size, "nbeta": nbeta, "localization": float(localization)}
         chain_stack = Langevin(problem, batch, chains, **options, seed=seed)
-        extend(chain_stack, LEAST_STEPS)
+        extend(chain_stack, LEAST)
         return chain_stack
 
     if step_size:
