@@ -91,7 +91,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("core/hdf5_check.py", " or filters.count(code) > 1", ""),
         ("core/hdf5_check.py", "if not inside or chunk.filter_mask or", "if chunk.filter_mask or"),
         ("core/hdf5_check.py", "if size != stored_size:", "if False:"),
-        ("core/hdf5_check.py", "if self.uncompressed > self.length:", "if False:"),
+        ("core/hdf5_check.py", "if self.uncompressed_bytes > self.length:", "if False:"),
         ("core/hdf5_check.py", "if count > ATTRIBUTES:", "if False:"),
         ("core/hdf5_check.py", "if address in self.addresses:", "if False:"),
     ],

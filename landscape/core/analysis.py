@@ -67,15 +67,17 @@ def analysis(
     it needs is not free or exceeds ``max_memory``; if one analysis calls another, only the outer one checks.
 
     Args:
-        need: takes the arguments of a call by name, and returns its :class:`Need`.
+        need: a function that takes the arguments of a call by name, and returns the call's :class:`Need`.
         shorter: words for what makes a call faster, such as "a smaller k= or a part of the data". A message
             shows them during a long call.
-        of_the_run: parameters whose default is the run's attribute of the same name; None for a function
-            that receives the run itself.
-        version: the version for :func:`landscape.core.registry.numerics`; 0 for none.
+        of_the_run: parameters that get the run's attribute of the same name if a call leaves them out. None
+            for a function that receives the run itself, and not its problem.
+        version: the version of the computed numbers, see :func:`landscape.core.registry.numerics`; 0 for a
+            function whose version is not recorded.
         group: the group of the function's command in ``landscape --help``; "" for no command.
-        options: parameter -> further settings of its option in click; None for no option. With the setting
-            ``each`` true, the command accepts several values of the parameter, and computes once for each.
+        options: parameter -> further settings of its option in click; None if it shall have no option. With
+            the setting ``each`` true, the command accepts several values of the parameter, and computes once
+            for each.
         variant: the parameter whose value is part of the name of the file to which the command writes.
 
     Returns:
@@ -96,8 +98,9 @@ def analysis(
 
         def bind(args: Any, kwargs: Any, *unchecked: str) -> BoundArguments:
             """Return the call with checked arguments and defaults; a run is replaced by its problem."""
-            # Ranks that make different calls would wait for each other forever. So the method ``agree`` of a
-            # problem on several ranks compares their calls, also one that fails on this rank.
+            # Ranks that make different calls would wait for each other forever. A problem on several ranks
+            # therefore has a method ``agree``, which compares the calls of all ranks. A call with wrong
+            # arguments is compared, too: on another rank the call may be right.
             first_argument = kwargs.get(first_name, next(iter(args), None))
             compare_ranks = getattr(first_argument, "agree", lambda *call: None)
             try:
@@ -106,13 +109,14 @@ def analysis(
                 compare_ranks(f"{name}() {error}", {})
                 raise TypeError(f"{name}() {error}") from None
             arguments = call.arguments
-            flat = arguments | arguments.get("about", {})  # the keys of **about are arguments, too
-            compared = {key: flat[key] for key in flat if key not in ("progress", "about")}
-            compare_ranks(name, compared)
+            all_arguments = arguments | arguments.get("about", {})  # the keys of **about are arguments, too
+            not_compared = ("progress", "about")
+            compare_ranks(name, {key: all_arguments[key] for key in all_arguments if key not in not_compared})
             # The function itself checks its first argument.
             check_arguments(function, arguments, first_name, *unchecked)
             problem_or_run: Any = arguments.get(first_name)
             if "about" in signature.parameters:
+                # A problem stores its name. A ``name`` in the class of another object would be no label.
                 problem_name = getattr(problem_or_run, "__dict__", {}).get("name")
                 origin = {"label": problem_name} if problem_name else {}
                 if is_run(problem_or_run):
@@ -133,8 +137,8 @@ def analysis(
         def need_of(arguments: Mapping[str, Any]) -> Need | None:
             """Return the memory that a call with these arguments needs; None if there is no forecast."""
             problem = arguments[first_name]
-            # There is no forecast of a function without a need, on several ranks, or for an object that is no
-            # Problem, which the function itself refuses.
+            # Only a Problem has the property ``chunk_bytes``. Any other object is a problem on several ranks,
+            # for which there is no forecast, or is refused by the function itself.
             if need is None or not hasattr(type(problem), "chunk_bytes"):
                 if hasattr(problem, "ranks") and arguments.get("max_memory") is not None:
                     raise InputError("max_memory: not allowed for a problem on several ranks (no forecast)")

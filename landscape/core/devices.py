@@ -315,30 +315,33 @@ def _modes() -> object:
 
 @contextlib.contextmanager
 def branches(device: torch.device) -> Iterator[Callable[[int], contextlib.AbstractContextManager[object]]]:
-    """Compute parts of the block side by side, where a CUDA graph records it.
+    """Return a context in which parts of a computation get streams of their own, if a CUDA graph records it.
 
-    A call that is not recorded waits for the host's starts of kernels, not for the kernels.
+    A replay of the graph then computes the parts at the same time. Without a recording all parts have the
+    same stream. More streams would not be faster: the host needs longer to start the kernels than the device
+    needs to compute them.
 
-    Returns:
-        A context whose value gives the context of part k, which does not depend on other parts.
+    Yields:
+        A function that takes the number of a part, from 0, and returns the context in which to compute it. No
+        part may depend on another one.
     """
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         yield lambda part: contextlib.nullcontext()
         return
-    outside, entered = torch.cuda.current_stream(device), list[torch.cuda.Stream]()
+    outer_stream, part_streams = torch.cuda.current_stream(device), list[torch.cuda.Stream]()
 
     def branch(part: int) -> contextlib.AbstractContextManager[object]:
         stream = _stream(device, part % STREAMS)
-        if stream not in entered:
-            stream.wait_stream(outside)
-            entered.append(stream)
+        if stream not in part_streams:
+            stream.wait_stream(outer_stream)
+            part_streams.append(stream)
         return torch.cuda.stream(stream)
 
     try:
         yield branch
     finally:
-        for stream in entered:
-            outside.wait_stream(stream)
+        for stream in part_streams:
+            outer_stream.wait_stream(stream)
 
 
 @contextlib.contextmanager
@@ -383,7 +386,7 @@ class Captured:
         written: Sequence[Tensor] = (),
         networks: int = 1,
     ) -> Tensor:
-        """Return ``function(*tensors)``.
+        """Return ``function(*tensors)``, by a replay if this call is like the recorded one.
 
         Args:
             function: the same in each call; it must depend on nothing but ``tensors``, ``state`` and the
@@ -391,11 +394,11 @@ class Captured:
             tensors: the arguments of ``function``.
             state: what else ``function`` depends on, hashable.
             written: the tensors that ``function`` changes in place.
-            networks: the number of networks that ``function`` computes; for each, a tensor may have
-                MAX_NUMBERS numbers.
+            networks: the number of networks that ``function`` computes. A call is not recorded if a tensor
+                has more than MAX_NUMBERS numbers for each network.
         """
         device = tensors[0].device
-        # A recording uses memory that the limit of the memory does not count.
+        # The memory of a recording would not be counted: under a limit of memory nothing is recorded.
         if device.type not in GRAPHS or self.reason or limit() is not None:
             return function(*tensors)
         user_is_recording = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -404,13 +407,14 @@ class Captured:
             return function(*tensors)
         inputs = tuple((t.shape, t.dtype, t.device) for t in tensors)
         outputs = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in written)
-        kind = (inputs, outputs, _modes(), state)
-        if self._recorded:
-            return self._replay(tensors).clone() if self._recorded[0] == kind else function(*tensors)
-        self._calls[kind] += 1
-        if self._calls[kind] < CALLS:
-            return function(*tensors)
-        return self._record(kind, function, tensors, written)
+        kind = (inputs, outputs, _modes(), state)  # equal for calls that one recording can replay
+        if self._recorded and self._recorded[0] == kind:
+            return self._replay(tensors).clone()
+        if not self._recorded:
+            self._calls[kind] += 1
+            if self._calls[kind] >= CALLS:
+                return self._record(kind, function, tensors, written)
+        return function(*tensors)
 
     def _replay(self, tensors: Sequence[Tensor]) -> Tensor:
         assert self._recorded
@@ -448,7 +452,7 @@ class Captured:
             pairs = zip((replayed, *written), (expected, *after), strict=True)
             if not all(torch.equal(_bits(one), _bits(other)) for one, other in pairs):
                 raise ArithmeticError("a replay gives other numbers")
-        except Exception as error:  # CUDA cannot record every function, such as one that seeds random numbers
+        except Exception as error:  # for example, a function that seeds random numbers cannot be recorded
             self._give_up(function, written, after, error)
         return expected
 

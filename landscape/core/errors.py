@@ -39,10 +39,11 @@ class LandscapeError(Exception):
         super().__init__(self.line())
 
     def line(self, flags: Mapping[str, str] = {}) -> str:
-        """Return the message and its corrections as one line, in which options replace parameters.
+        """Return the message and its corrections as one line, with options in place of parameters.
 
         Args:
-            flags: name of a parameter -> option; other names remain as they are.
+            flags: parameter -> the command-line option that is written in its place. Other parameters
+                remain.
 
         Returns:
             The line.

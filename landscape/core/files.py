@@ -29,10 +29,10 @@ HAS_LOCKS = hasattr(os, "fork")
 # contain the name of the file, so that they are never too long.
 _TEMPORARY = re.compile(r"\.landscape-[0-9a-f]{16}\.tmp")
 # Windows has only the last of these flags, without which it translates line ends.
-_NO_LINK, _CLOSED, _NO_WAIT, _BINARY = (
+_NO_LINK, _CLOSE_ON_EXEC, _NO_WAIT, _BINARY = (
     getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
 )
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED | _BINARY
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSE_ON_EXEC | _BINARY
 # Seconds after which a temporary file is stale on systems that cannot remove open files (our choice: a day).
 _OLD = 86400.0
 T = TypeVar("T")
@@ -99,7 +99,7 @@ def replacing(path: str | Path) -> Iterator[TolerantFile]:
         temporary, handle = _temporary(path.parent)
         with TolerantFile(handle, "wb+") as raw:
             yield raw
-            if raw.error:
+            if raw.error:  # of a failed write, stored by TolerantFile
                 raise raw.error
             os.fsync(raw.fileno())
             if os.name == "nt":  # Windows cannot rename an open file
@@ -195,7 +195,7 @@ def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader
         landscape.core.errors.OperationError: /dev/zero: is no regular file but ...; a file is needed
     """
     try:
-        handle = os.open(path, os.O_RDONLY | _NO_WAIT | _CLOSED | _BINARY)
+        handle = os.open(path, os.O_RDONLY | _NO_WAIT | _CLOSE_ON_EXEC | _BINARY)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OperationError(f"{path}: cannot be read ({reason})") from error
@@ -246,7 +246,7 @@ def printable(text: object) -> str:
 # Seconds to wait for a lock: the locks of a process that was just killed remain for a moment.
 PATIENCE = 2.0
 TEXT = 4096  # the most bytes that are read from a lock's file (our choice)
-_UNUSABLE = "is a link, a folder, a pipe or a device, or has two names; no lock can lie there, remove it"
+_NOT_LOCKABLE = "is a link, a folder, a pipe or a device, or has two names; no lock can lie there, remove it"
 
 
 @contextlib.contextmanager
@@ -284,7 +284,7 @@ def _sign(handle: int) -> None:
     """
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        raise OperationError(_UNUSABLE)
+        raise OperationError(_NOT_LOCKABLE)
     since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     text = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
     with contextlib.suppress(OSError):  # the lock is valid without its text
@@ -316,6 +316,8 @@ class Lock:
     def acquire(self) -> None:
         """Acquire the lock, unless this object already has the lock.
 
+        On a file system without locks there is a warning, and nothing is locked.
+
         Raises:
             OperationError: another process has the lock, or the file of the lock cannot be written.
         """
@@ -331,15 +333,15 @@ class Lock:
             self._lock = lock
         except filelock.Timeout as error:
             raise OperationError(f"{self.path}: in use by {self._holder()}") from error
-        except OperationError as error:  # raised by _sign
+        except OperationError as error:  # by _sign, for a link or another special file
             raise OperationError(f"{lock_file}: {error}") from error
         except PermissionError as error:
             raise OperationError(f"{lock_file}: cannot be written ({error.strerror})") from error
         except (OSError, NotImplementedError) as error:
             if getattr(error, "errno", 0) in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise OperationError(f"{lock_file}: {_UNUSABLE}") from error
+                raise OperationError(f"{lock_file}: {_NOT_LOCKABLE}") from error
             with contextlib.suppress(OSError):
-                if not lock_file.stat().st_size:  # no other process has signed it
+                if not lock_file.stat().st_size:  # empty: no other process has the lock
                     lock_file.unlink()
             reason = f"the file system has no locks ({getattr(error, 'strerror', 'not implemented')})"
             warn_caller(f"{self.path}: {reason}; do not let another process write there", DataWarning)

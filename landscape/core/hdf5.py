@@ -46,8 +46,8 @@ SCHEMA = r"landscape(\.\w+)+"  # a regular expression for the names of formats
 VERSION = 1
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_SEAL = re.compile(rb"\nlandscape sha256 ([0-9a-f]{64})\n")
-_SEAL_LENGTH = 83
+_CHECKSUM_LINE = re.compile(rb"\nlandscape sha256 ([0-9a-f]{64})\n")
+_CHECKSUM_LENGTH = 83
 # Attempts to open a file that another process is changing, and seconds between them (our choice).
 ATTEMPTS, PAUSE = 50, 0.02
 # Nanoseconds between two changes of a file that certainly get different times: the clock of Linux advances
@@ -121,7 +121,7 @@ def writing(
             file.attrs["landscape_version"] = __version__
             file.attrs["torch_version"] = str(torch.__version__)
             yield file
-        _add_seal(raw)
+        _add_checksum(raw)
         if raw_copy is None:
             return
         raw.seek(0)
@@ -129,13 +129,13 @@ def writing(
         error = raw.error or raw_copy.error
         if error:
             raise error
-        raw_copy.truncate(raw_copy.tell() - _SEAL_LENGTH)
+        raw_copy.truncate(raw_copy.tell() - _CHECKSUM_LENGTH)  # without the checksum of ``path``
         with h5py.File(raw_copy, "r+") as file:
             change(file)
-        _add_seal(raw_copy)
+        _add_checksum(raw_copy)
 
 
-def _add_seal(raw: TolerantFile) -> None:
+def _add_checksum(raw: TolerantFile) -> None:
     """Write a line with the checksum of all bytes at the end of the file."""
     if raw.error is None:
         raw.seek(0)
@@ -165,7 +165,7 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
     path = Path(path)
     if not path.exists():
         raise OperationError(f"{path}: no such file; an .h5 file that landscape wrote is needed")
-    with _opened(path) as (file, is_sealed):
+    with _opened(path) as (file, is_checksummed):
         try:
             file_schema = file.attrs.get("schema")
             if not isinstance(file_schema, str) or not re.fullmatch(SCHEMA, file_schema):
@@ -175,7 +175,7 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
             version = attribute(file, "version", int)
             if version > VERSION:
                 raise OperationError(f"{path}: version {version} is newer than {VERSION}; update landscape")
-            if warn and not is_sealed:
+            if warn and not is_checksummed:
                 warn_caller(f"{printable(path)}: has no checksum, damage would not be seen", ChecksumWarning)
             yield file
         except LandscapeError:
@@ -192,16 +192,16 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
             raw = stack.enter_context(open_regular(path))
             stamp, failure = _stamp(raw.fileno()), None
             try:
-                is_sealed = _examine(raw, path, stamp)
+                is_checksummed = _examine(raw, path, stamp)
                 file = stack.enter_context(h5py.File(raw, "r"))
             except OperationError as error:
                 failure = error
             except (OSError, RuntimeError) as error:
                 failure = OperationError(f"{path}: not a readable HDF5 file ({first_words(error)})")
-            # If another file (of another device or inode) has replaced a faulty one, the new file is opened.
-            # A sound file that was replaced is open already, and stays readable.
-            is_replaced = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
-            if not is_replaced and not _has_changed(raw, stamp):
+            # A faulty file may have been replaced: ``path`` then has another device or inode, the first two
+            # numbers of a stamp, and the new file is tried. A sound file stays open, and can be read.
+            is_fault_of_old_file = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
+            if not is_fault_of_old_file and not _has_changed(raw, stamp):
                 break
             if not attempts_left:
                 raise OperationError(f"{path}: is being replaced by another process; try again later")
@@ -210,7 +210,7 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
         if failure:
             raise failure
         try:
-            yield file, is_sealed
+            yield file, is_checksummed
         finally:
             if _has_changed(raw, stamp):
                 raise OperationError(f"{path}: was changed while it was read; try again")
@@ -237,10 +237,10 @@ def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
     """
     absolute_path = os.path.abspath(path)
     if _examined.get(absolute_path) == stamp:
-        return _seal(raw) is not None
-    seal = _verify(raw, path)
-    if seal is None and HAS_LOCKS:
-        # Another program may be writing this file without a checksum: HDF5 then holds a lock on the file.
+        return _stored_checksum(raw) is not None
+    checksum = _verify(raw, path)
+    if checksum is None and HAS_LOCKS:
+        # Another program may be writing this file, which has no checksum. HDF5 then holds a lock on it.
         import fcntl
 
         try:
@@ -257,9 +257,10 @@ def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
         raise DamagedError(f"{path}: {fault}")
     if fault:
         raise OperationError(f"{path}: {fault}")
-    if time.time_ns() - stamp[-1] > TICK:  # any later change gives the file another stamp
+    # A file that was changed within the last TICK may change again and keep its stamp: it is not remembered.
+    if time.time_ns() - stamp[-1] > TICK:
         _examined[absolute_path] = stamp
-    return seal is not None
+    return checksum is not None
 
 
 def schema_of(path: Path) -> str:
@@ -271,32 +272,32 @@ def schema_of(path: Path) -> str:
 def has_checksum(path: str | Path) -> bool:
     """Return whether the file at ``path`` has a checksum; :func:`reading` compares it with the content."""
     with open_regular(path) as raw:
-        return _seal(raw) is not None
+        return _stored_checksum(raw) is not None
 
 
-def _seal(raw: IO[bytes]) -> bytes | None:
+def _stored_checksum(raw: IO[bytes]) -> bytes | None:
     """Return the checksum at the end of a file, as 64 hexadecimal digits; None if there is none."""
-    raw.seek(max(0, os.fstat(raw.fileno()).st_size - _SEAL_LENGTH))
-    match = _SEAL.fullmatch(raw.read(_SEAL_LENGTH))
+    raw.seek(max(0, os.fstat(raw.fileno()).st_size - _CHECKSUM_LENGTH))
+    match = _CHECKSUM_LINE.fullmatch(raw.read(_CHECKSUM_LENGTH))
     return match[1] if match else None
 
 
 def _verify(raw: Any, path: Path) -> bytes | None:
     """Return the checksum in ``raw``, or None if there is none; raise OperationError unless it matches."""
-    seal = _seal(raw)
+    checksum = _stored_checksum(raw)
     raw.seek(0)
     if raw.read(len(SIGNATURE)) != SIGNATURE:
         raise OperationError(f"{path}: not a readable HDF5 file (it does not begin as one)")
-    if seal:
+    if checksum:
         digest = hashlib.sha256(SIGNATURE)
-        remaining = os.fstat(raw.fileno()).st_size - _SEAL_LENGTH - len(SIGNATURE)
+        remaining = os.fstat(raw.fileno()).st_size - _CHECKSUM_LENGTH - len(SIGNATURE)
         buffer = memoryview(bytearray(1 << 18))  # small enough for the processor's cache
         while remaining > 0 and (count := raw.readinto(buffer[: min(remaining, len(buffer))])):
             digest.update(buffer[:count])
             remaining -= count
-        if digest.hexdigest().encode() != seal:
+        if digest.hexdigest().encode() != checksum:
             raise DamagedError(f"{path}: damaged, its checksum does not fit; take a copy, or make it again")
-    return seal
+    return checksum
 
 
 class _Validator:
@@ -311,15 +312,18 @@ class _Validator:
         self._owner, self._memory = 0, 0
 
     def fault_of(self, path: str, stamp: tuple[int, ...]) -> str:
-        """Return the fault of the file at ``path``, or how HDF5 fails to read it; "" for a sound file."""
-        _, inode, length, *_ = stamp
+        """Return what is wrong with the file at ``path``, whose state is ``stamp``; "" for a sound file.
+
+        The answer also says if HDF5 crashes when it reads the file, or does not come to an end.
+        """
+        _device, inode, length, *_times = stamp
         memory, time_limit = MEMORY + 2 * length, PATIENCE + length / PACE
         failure = "crashes over it"  # unless another failure is found below
         with self._lock:
             try:
                 if self._process is None or self._owner != os.getpid() or self._memory < memory:
                     self.stop()
-                    self._start(memory + 2 * length)  # a reserve for a file that grows
+                    self._start(memory + 2 * length)  # enough for a file of twice the length
             except OSError as error:
                 return f"cannot be examined, no process can be started for it ({error.strerror})"
             process: Any = self._process
@@ -338,7 +342,7 @@ class _Validator:
                 failure = f"does not come to an end in {time_limit:.0f} s"
             except OSError:  # the process has ended
                 pass
-            except BaseException:  # an interrupt: a late answer must not be taken as that on the next file
+            except BaseException:  # an interrupt; the next call must not read this answer
                 self.stop()
                 raise
             self.stop()

@@ -46,8 +46,8 @@ class _FileChecker:
         length: the size of the file in bytes.
 
     Attributes:
-        uncompressed: the bytes of the uncompressed data sets and attributes that were checked so far.
-        expanded: the bytes of the compressed data sets so far, after expansion.
+        uncompressed_bytes: the bytes of the uncompressed data sets and attributes that were checked so far.
+        expanded_bytes: the bytes of the compressed data sets so far, after expansion.
         objects: the number of links so far.
         max_objects: the most links that a file of this size can hold.
         addresses: the addresses of the objects so far.
@@ -55,7 +55,7 @@ class _FileChecker:
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.uncompressed = self.expanded = self.objects = 0
+        self.uncompressed_bytes = self.expanded_bytes = self.objects = 0
         self.max_objects = min(OBJECTS, length // 8)
         self.addresses: set[int] = set()
 
@@ -131,14 +131,14 @@ class _FileChecker:
             chunk_bytes = math.prod(chunk_shape) * element_type.get_size()
             size = chunks * chunk_bytes
             max_size = EXPANSION * self.length + ALLOWANCE
-            if filters and self.expanded + size > max_size:
+            if filters and self.expanded_bytes + size > max_size:
                 raise UnsoundError(f"{path}: shape {shape} is too much for its size; use h5repack -f NONE")
             if size > max_size or dataset.get_num_chunks() != chunks:
                 raise UnsoundError(f"{path}: shape {shape} is more than the file holds")
             stored_chunk_bytes = None if filters else chunk_bytes  # None: a filter may compress each chunk
             dataset.chunk_iter(lambda info: self._check_chunk(info, stored_chunk_bytes, path))
             if filters:
-                self.expanded += size
+                self.expanded_bytes += size
                 return
         if size != stored_size:
             raise UnsoundError(f"{path}: shape {shape} needs {size:,} bytes, {stored_size:,} are there")
@@ -155,8 +155,8 @@ class _FileChecker:
 
     def _add_uncompressed(self, size: int, path: str, shape: tuple[int, ...]) -> None:
         """Count the bytes of uncompressed data; raise UnsoundError if all are more than the file has."""
-        self.uncompressed += size
-        if self.uncompressed > self.length:
+        self.uncompressed_bytes += size
+        if self.uncompressed_bytes > self.length:
             raise UnsoundError(f"{path}: shape {shape} is more than a file of {self.length:,} bytes holds")
 
     def check_attributes(self, item: Any, path: str) -> None:

@@ -278,16 +278,17 @@ def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()
         >>> with_saved_bytes(lambda: (weights * weights).sum())[1]
         16
     """
-    counted_addresses = {tensor.data_ptr() for tensor in excluding}
+    known_addresses = {tensor.data_ptr() for tensor in excluding}  # excluded, or already counted
     saved_bytes = 0
 
     def count(tensor: Tensor) -> Tensor:
         """Count the bytes of a tensor that autograd saves, and return the tensor to save."""
         nonlocal saved_bytes
-        if tensor.layout is torch.strided and tensor.data_ptr() not in counted_addresses:
-            counted_addresses.add(tensor.data_ptr())
-            saved_bytes += tensor.nbytes  # not those of its storage, of which it may be a small part
-        return tensor.detach()  # a node of the graph that kept its own output would never be freed
+        if tensor.layout is torch.strided and tensor.data_ptr() not in known_addresses:
+            known_addresses.add(tensor.data_ptr())
+            saved_bytes += tensor.nbytes  # the storage may be larger than the tensor
+        # Detached: a node of the graph that refers to its own output would never be freed.
+        return tensor.detach()
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):

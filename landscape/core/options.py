@@ -211,7 +211,8 @@ def _converted(where: str, value: Any, annotation: Any) -> Any:
         value_class = os.PathLike if kind is Path else kind
         # An array of NumPy is allowed in place of a tensor.
         is_array = getattr(kind, "__name__", "") == "Tensor" and type(value).__name__ == "ndarray"
-        fits = is_array or (isinstance(value, value_class) and not isinstance(value, type))
+        is_class = isinstance(value, type)  # a class has the methods of a protocol, too, but is no instance
+        fits = is_array or (isinstance(value, value_class) and not is_class)
     if not fits:
         raise _UnfitError
     return value
@@ -359,8 +360,8 @@ def check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *un
 
     Args:
         function: the called function.
-        arguments: its arguments by name, converted in place; those of a parameter ``**options`` are a mapping
-            of the name "options".
+        arguments: the arguments by name, converted in place. For a parameter ``**options``, the mapping
+            "options" holds the keyword arguments, which are checked and not converted.
         unchecked: the names of arguments that the function checks itself.
 
     Raises:

@@ -138,7 +138,7 @@ def aside() -> contextlib.AbstractContextManager[None]:
     return tqdm.tqdm.external_write_mode(file=sys.stderr) if tqdm else contextlib.nullcontext()
 
 
-_shown_bars: list[bool] = []  # for each open progress bar, whether it is shown; the innermost comes last
+_visibility: list[bool] = []  # for each open progress bar, whether it is shown; the innermost comes last
 _hints_shown: set[str] = set()
 
 
@@ -153,7 +153,7 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         title: the name of the work.
         quiet: whether to show nothing.
         delay: seconds before anything is shown.
-        hint: the arguments that make the work shorter, for a line that is shown once below the bar.
+        hint: the arguments that make the work shorter. A line with them is printed once for each title.
 
     Yields:
         A function of the completed share, from 0 to 1.
@@ -162,11 +162,11 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    # (time, share) of the first report. The remaining time is estimated from this report on: the time before
-    # it includes preparations.
+    # Empty, or one item: (time, share) of the first report. The time before it includes preparations, and is
+    # not used to estimate the time left.
     first_report = list[tuple[float, float]]()
-    is_shown = not quiet and (not _shown_bars or _shown_bars[-1])
-    _shown_bars.append(is_shown)
+    is_shown = not quiet and (not _visibility or _visibility[-1])
+    _visibility.append(is_shown)
     try:
         with _tqdm(title, delay) if is_shown else contextlib.nullcontext() as bar:
 
@@ -190,7 +190,7 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
 
             yield update
     finally:
-        _shown_bars.pop()
+        _visibility.pop()
 
 
 def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -224,7 +224,7 @@ def _silent() -> bool:
     """Return whether a call without the argument ``progress`` shows none."""
     is_main_thread = threading.current_thread() is threading.main_thread()
     is_main_process = multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
-    is_first = is_main_thread and is_main_process and not _shown_bars
+    is_first = is_main_thread and is_main_process and not _visibility
     return not is_first or os.environ.get("LANDSCAPE_PROGRESS", "1") == "0"
 
 
