@@ -42,6 +42,6 @@ def load(name: str, *, data_dir: str | Path | None = None, **kwargs: Any) -> Dat
         ((1437, 64), (1437,))
     """
     dataset = data_sets.make(name, kwargs, data_dir=data_dir)
-    if not isinstance(dataset, Dataset):  # as a plugin may have it
+    if not isinstance(dataset, Dataset):  # a plugin's function may return anything
         raise InputError(f"data.name: '{name}' gives a {type(dataset).__name__}, it must give a Dataset")
     return dataset

@@ -131,12 +131,12 @@ R = TypeVar("R")
 
 
 def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays of ``make()``, from the cache if it has them for the same files and settings.
+    """Return the arrays of ``make()``. The cache keeps them for calls with the same files and settings.
 
-    ``files`` are paths below ``root``; they count as the same if their paths, sizes and modification times
-    are equal. ``settings`` is a text with all options of ``make``. If several processes start together, one
-    computes the arrays and the others wait. A damaged cache file is replaced. If the cache cannot be written,
-    there is a warning and nothing is cached.
+    The name of the cache's file begins with ``name``. ``files`` are paths below ``root``; they count as the
+    same if their paths, sizes and modification times are equal. ``settings`` is a text with all options of
+    ``make``. If several processes start together, one computes the arrays and the others wait. A damaged
+    cache file is replaced. If the cache cannot be written, there is a warning and nothing is cached.
     """
     digest = hashlib.sha256(settings.encode())
     for path in files:
@@ -235,7 +235,7 @@ def synthetic(
         samples: Size of the training set. Unit: samples. Source: ours; trains in seconds.
         dimension: Number of inputs. Source: ours.
         classes: Number of classes. Source: ours.
-        separation: Factor of the classes' means. Source: ours.
+        separation: The factor of the means m_c. Source: ours.
         imbalance: The frequency of class 0 divided by the frequency of the last class; frequencies fall by a
             constant factor from class to class. Source: ours.
         seed: Seed of the draws of means, labels and inputs. Source: ours.
@@ -243,9 +243,9 @@ def synthetic(
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(classes, dimension)) * separation / np.sqrt(dimension)
     frequencies = imbalance ** -(np.arange(classes) / (classes - 1))  # relative to class 0
-    all_samples = samples + samples // 2
-    labels = rng.choice(classes, size=all_samples, p=frequencies / frequencies.sum())
-    x = means[labels] + rng.normal(size=(all_samples, dimension))
+    sample_count = samples + samples // 2
+    labels = rng.choice(classes, size=sample_count, p=frequencies / frequencies.sum())
+    x = means[labels] + rng.normal(size=(sample_count, dimension))
     train, test = (x[:samples], labels[:samples]), (x[samples:], labels[samples:])
     return classification(train, test, scale=1.0, classes=classes)
 
@@ -264,10 +264,10 @@ def quadratic(
     gradient_std: float = 0.0,
     seed: int = 0,
 ) -> Dataset:
-    """Samples x_i = (s_i, b_i) for the model "quadratic", s_i (1,) and b_i (P,); train and test are equal.
+    """Samples x_i = (s_i, b_i) for the model "quadratic"; the training set and the test set are equal.
 
-    Over the samples, s has exactly the mean 1, and b the mean 0. The standard deviations are exact, too, so
-    that closed forms hold exactly.
+    The number s_i multiplies the model's Hessian, and the vector b_i (P,) is added to its gradient. Over the
+    samples, s_i has the mean 1, and b_i the mean 0. Means and standard deviations are exact, up to rounding.
 
     Args:
         dimension: Number P of weights. Source: ours.
@@ -279,7 +279,8 @@ def quadratic(
     rng = np.random.default_rng(seed)
     draws = rng.normal(size=(samples, 1 + dimension))
     standardized = (draws - draws.mean(0)) / draws.std(0)
-    means, stds = [1.0] + [0.0] * dimension, [curvature_std] + [gradient_std] * dimension
+    means = [1.0] + [0.0] * dimension  # of s_i, then of the entries of b_i
+    stds = [curvature_std] + [gradient_std] * dimension
     array = standardized * stds + means
     x, y = torch.from_numpy(array), torch.zeros(samples)
     return Dataset((x, y), (x, y), mean_output, fingerprint((array,)))
@@ -316,10 +317,10 @@ class Division:
 
 
 def parse(text: str, learners: int) -> Division:
-    """Return the division that ``text`` describes, after the checks that need no data.
+    """Return the division that ``text`` describes; only checks that need no data are made.
 
     Args:
-        text: one of FORMS.
+        text: the key ``data.split`` of a recipe, such as "iid"; FORMS lists what is allowed.
         learners: the number of learners.
 
     Raises:
@@ -412,7 +413,8 @@ class Parts:
             InputError: the samples lack the column or labels, or a part is smaller than ``batch``.
         """
         all_columns = _columns(problem) | {name: np.asarray(values) for name, values in columns.items()}
-        labels, samples, rng = all_columns.get(LABEL), problem.samples, np.random.default_rng(seed)
+        labels = all_columns.get(LABEL)
+        samples, rng = problem.samples, np.random.default_rng(seed)
         # ``owners`` (N,): the learner that gets each sample.
         if split.kind == "sizes":
             boundaries = np.rint(np.cumsum(split.numbers) * samples).astype(int)[:-1]
@@ -432,11 +434,11 @@ class Parts:
             raise split.refused(f"{words}, fewer than its minibatch of {batch}; use a smaller batch")
         if labels is None:  # all samples then count as one class
             labels = np.zeros(samples, int)
-        values, label_index = np.unique(labels, return_inverse=True)
-        counts = np.zeros((learners, len(values)), np.int64)
+        different_labels, label_index = np.unique(labels, return_inverse=True)
+        counts = np.zeros((learners, len(different_labels)), np.int64)
         np.add.at(counts, (owners, label_index), 1)
         owners_32 = torch.from_numpy(owners.astype(np.int32))
-        return cls(split, owners_32, torch.from_numpy(counts), torch.from_numpy(values))
+        return cls(split, owners_32, torch.from_numpy(counts), torch.from_numpy(different_labels))
 
 
 def _columns(problem: Problem) -> dict[str, Array]:

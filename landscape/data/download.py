@@ -93,7 +93,7 @@ def fetch(
     progress: Progress = lambda share: None,
     message: Callable[[str], None] = lambda line: None,
 ) -> dict[Path, bool]:
-    """Download the files of a data set that are missing below ``root``, and verify all of them.
+    """Download the missing files of a data set into ``root``, and verify the existing ones by checksums.
 
     A file gets its final name only when it is complete and verified.
 
@@ -130,10 +130,10 @@ def fetch(
         for i, file in enumerate(missing):
             file_progress = portion(progress, i / len(missing), (i + 1) / len(missing))
             _download(mirrors, file, folder / file.name, file_progress, message)
-    is_new = {}
+    was_downloaded = {}
     for file, path in verified_paths.items():
-        is_new[path or folder / file.name] = path is None
-    return is_new
+        was_downloaded[path or folder / file.name] = path is None
+    return was_downloaded
 
 
 def _verified_path(name: str, root: Path, file: File, force: bool) -> Path | None:
@@ -214,13 +214,13 @@ def _download(
     raise OperationError(words, give={"mirror": ...})
 
 
-def _downloaded_blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
-    """Download ``url``, yield its bytes in blocks; raise _MirrorError on failure or above ``most`` bytes."""
+def _downloaded_blocks(url: str, max_bytes: int, progress: Progress) -> Generator[bytes]:
+    """Yield the bytes of ``url`` in blocks; raise _MirrorError on failure or above ``max_bytes``."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
-    seconds = 2 * TIMEOUT + most / PACE
+    seconds = 2 * TIMEOUT + max_bytes / PACE
     deadline = time.monotonic() + seconds
     request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
     try:
@@ -228,24 +228,22 @@ def _downloaded_blocks(url: str, most: int, progress: Progress) -> Generator[byt
         with within(seconds, lambda: urlopen(request, timeout=TIMEOUT)) as reply:
             size = int(reply.headers.get("Content-Length") or 0)  # 0: not known
             received = 0
-            if size > most:
-                raise _MirrorError(f"{url}: has {size:,} bytes, {most:,} are expected")
-            # One byte more than ``most`` shows that the file is too long.
-            while block := reply.read1(min(BLOCK, most + 1 - received)):
+            if size > max_bytes:
+                raise _MirrorError(f"{url}: has {size:,} bytes, {max_bytes:,} are expected")
+            # One byte more than ``max_bytes`` shows that the file is too long.
+            while block := reply.read1(min(BLOCK, max_bytes + 1 - received)):
                 received += len(block)
-                if received > most:
-                    raise _MirrorError(f"{url}: has more than the {most:,} bytes that are expected")
+                if received > max_bytes:
+                    raise _MirrorError(f"{url}: has more than the {max_bytes:,} bytes that are expected")
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"incomplete after {seconds:.0f} s")
                 yield block
-                progress(received / (size or most))
+                progress(received / (size or max_bytes))
             if received < size:
                 raise _MirrorError(f"{url}: broken off after {received:,} of {size:,} bytes")
     except (OSError, HTTPException, ValueError) as error:
-        if isinstance(error, OperationError):
-            raise
         reason = getattr(error, "reason", error)
-        if isinstance(error, HTTPError):  # an error that is also an open reply
+        if isinstance(error, HTTPError):  # this error holds the open reply
             error.close()
             reason = error
         raise _MirrorError(f"{url}: cannot be downloaded ({reason or type(error).__name__})") from error

@@ -196,7 +196,7 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     for split in ("train", "test"):
         try:
             names = sorted(entry.name for entry in os.scandir(root / split) if entry.is_dir())
-            names_of_files = {name: sorted(os.listdir(root / split / name)) for name in names}
+            files_of_class = {name: sorted(os.listdir(root / split / name)) for name in names}
         except OSError as error:
             raise OperationError(f"{error.filename}: cannot be read ({error.strerror})") from error
         if split == "test" and names != classes:
@@ -208,7 +208,7 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
         classes = names
         files: list[tuple[str, int]] = []
         for label, name in enumerate(classes):
-            images = [file for file in names_of_files[name] if file.lower().endswith(SUFFIXES)]
+            images = [file for file in files_of_class[name] if file.lower().endswith(SUFFIXES)]
             if not images:
                 kinds = ", ".join(SUFFIXES)
                 raise OperationError(f"{root / split / name}: holds no image, a class needs one ({kinds})")
@@ -261,12 +261,13 @@ def image_folder(
         folder: Below ``data_dir`` unless absolute. Classes are numbered in the order of their names.
         size: Images are cut to their middle square and scaled to size × size. 0: images stay unchanged, and
             all must have the same size. Unit: pixels. Source: ours.
-        border: The share of an image that is cut off at each side before scaling; 0.0625 is ImageNet's
-            usual 224 of 256. Source: ours.
-        normalize: Normalize each channel by its mean and standard deviation over the training set. A stream
-            uses ImageNet's: its own would need a pass over all images. Source: usual for images.
-        stream: Decode an image each time it is used, and hold none in memory; otherwise each is decoded once
-            and kept (see :mod:`landscape.data.base`). Source: ours.
+        border: The share of an image that is cut off at each side before scaling. With 0.0625, 224 of 256
+            pixels remain, as is usual for ImageNet. Source: ours.
+        normalize: Normalize each channel by its mean and standard deviation over the training set; with
+            ``stream``, by those of ImageNet, because no pass over all images is made. Source: usual for
+            images.
+        stream: Decode an image each time it is used, and hold none in memory. Otherwise each image is decoded
+            once and kept (see :mod:`landscape.data.base`). Source: ours.
         workers: Processes that decode a stream; 0: this process decodes it. Source: ours.
     """
     root = base.data_root(data_dir) / folder
@@ -277,16 +278,15 @@ def image_folder(
     if not size:
         raise InputError("data.size: 0 is not allowed with data.stream, it must be the side in pixels")
     classes, files_of_split = listing(root)
-    mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)  # by channel
-    if normalize:
-        mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in IMAGENET)
-    streams, fingerprints = [], ""
+    means, stds = IMAGENET if normalize else ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))  # by channel
+    mean, std = torch.tensor(means).view(3, 1, 1), torch.tensor(stds).view(3, 1, 1)
+    streams, fingerprint_text = [], ""
     for split in ("train", "test"):
         images = ImageFiles(root, files_of_split[split], size, border, mean, std)
         labels = torch.tensor([label for _, label in images.files])
         streams.append(ImageStream(images, labels, workers))
-        fingerprints += images.fingerprint()
-    fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
+        fingerprint_text += images.fingerprint()
+    fingerprint = hashlib.sha256(fingerprint_text.encode()).hexdigest()
     crops = crops_and_flips(size, mean, std) if augment else None
     loss = torch.nn.functional.cross_entropy
     return Dataset(streams[0], streams[1], loss, fingerprint, len(classes), crops)
@@ -325,7 +325,8 @@ def digits(
     if form == "frames":
         y = np.repeat(y[:, None], 8, axis=1)
     if form == "image":
-        x = np.repeat(x.repeat(4, axis=1).repeat(4, axis=2)[:, None], 3, axis=1)
+        enlarged = x.repeat(4, axis=1).repeat(4, axis=2)  # (N, 32, 32)
+        x = np.repeat(enlarged[:, None], 3, axis=1)
     train_samples = len(y) - test_samples
     if form == "tokens":  # the classes are the pixel values 0…16
         pixels = torch.from_numpy(x.astype(np.int64))

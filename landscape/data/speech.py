@@ -7,7 +7,6 @@ import io
 import os
 import re
 import wave
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -142,20 +141,21 @@ def _speech_data(
     root: Path,
     train: list[Utterance],
     test: list[Utterance],
-    words: int,
+    word_count: int,
     features: Features,
-    speaker: Callable[[str], str] | None = None,
+    speaker_of_file: dict[str, str] | None = None,
 ) -> Dataset:
-    """Return the data set of recordings of ``words`` different words.
+    """Return the data set of recordings of ``word_count`` different words.
 
-    Each mel band is normalized over the frames of ``train``. ``speaker`` returns the speaker of a file; with
-    this function the training set gets the column "speaker".
+    Each mel band is normalized over the frames of ``train``. With ``speaker_of_file``, the training set gets
+    the column "speaker".
     """
     for split, utterances in (("train", train), ("test", test)):
         if not utterances:
             raise OperationError(f"data {name}: no recording is left for {split}, each split needs one")
     log_mels = _log_mels(name, root, [file for file, _ in (*train, *test)], features)
-    train, test = (thinned(utterances, words, features.imbalance) for utterances in (train, test))
+    train = thinned(train, word_count, features.imbalance)
+    test = thinned(test, word_count, features.imbalance)
     train_frames = np.concatenate([log_mels[file] for file, _ in train]).astype(np.float64)
     # The maximum, because a band that is silent in all frames has the standard deviation 0.
     mean, std = train_frames.mean(0), np.maximum(train_frames.std(0), 1e-6)
@@ -173,12 +173,12 @@ def _speech_data(
     x_train, y_train, train_index = arrays_of(train)
     x_test, y_test, _ = arrays_of(test)
     columns = {}
-    if speaker:
-        columns["speaker"] = np.array([speaker(file) for file, _ in train])[train_index]
+    if speaker_of_file:
+        columns["speaker"] = np.array([speaker_of_file[file] for file, _ in train])[train_index]
     train_set = torch.from_numpy(x_train), torch.from_numpy(y_train)
     test_set = torch.from_numpy(x_test), torch.from_numpy(y_test)
     digest, loss = fingerprint((x_train, y_train, x_test, y_test)), torch.nn.functional.cross_entropy
-    return Dataset(train_set, test_set, loss, digest, words * features.positions, columns=columns)
+    return Dataset(train_set, test_set, loss, digest, word_count * features.positions, columns=columns)
 
 
 def _log_mels(name: str, root: Path, files: list[str], features: Features) -> dict[str, Array]:
@@ -223,8 +223,8 @@ def spoken_digits(
     A sample is a window of frames, x (N, frames, mels·(2·context + 1)); y (N, frames) labels each frame by
     digit and position, see :func:`states`. Every mel band is normalized by its mean and standard
     deviation over the training frames. With ``split = "by(speaker)"`` learners get different speakers. The
-    defaults give 20 × 13 = 260 inputs, as many as DPSGD-2020's acoustic model has. These factors, the windows
-    and the number of positions are ours.
+    defaults give 20 × 13 = 260 inputs, as many as DPSGD-2020's acoustic model has. The numbers 20 and 13, the
+    windows and the number of positions are our choice.
 
     Args:
         test_speakers: Speakers whose recordings are the test set; by default the test set is INDEX 0…4 of all
@@ -244,10 +244,11 @@ def spoken_digits(
     train, test = list[Utterance](), list[Utterance]()
     for file, digit, speaker, index in recordings:
         is_in_test_set = speaker in test_speakers if test_speakers else index < 5
-        (test if is_in_test_set else train).append((file, digit))
+        utterances = test if is_in_test_set else train
+        utterances.append((file, digit))
     features = Features(rate, mels, context, positions, frames, imbalance)
     speaker_of_file = {file: speaker for file, _, speaker, _ in recordings}
-    return _speech_data("spoken-digits", root, train, test, 10, features, speaker_of_file.__getitem__)
+    return _speech_data("spoken-digits", root, train, test, 10, features, speaker_of_file)
 
 
 @registry.data_sets.add("speech-list")
@@ -261,10 +262,10 @@ def speech_list(
     frames: Count = 21,
     imbalance: AtLeastOne = 1.0,
 ) -> Dataset:
-    """Your own recordings: ``folder``/train.csv and test.csv with the columns path and label, a header first.
+    """Your own recordings: ``folder``/train.csv and test.csv list them in the columns path and label.
 
-    Labels are any words. The commonest word in train.csv is class 0, the next one class 1, and so on.
-    Everything else is as in :func:`spoken_digits`.
+    The first line of a list has the names of the columns. Labels are any words. The commonest word in
+    train.csv is class 0, the next one class 1, and so on. Everything else is as in :func:`spoken_digits`.
 
     Args:
         folder: The folder of the lists and of the paths in them; below ``data_dir`` unless absolute.
