@@ -150,7 +150,8 @@ class Result(shown.Shown):
         if any("Annotated[" in str(text) for text in annotations.values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
                 # Annotated[Array or tuple, dimensions, unit] or Annotated[float or int, unit]; the unit of
-                # an array or a tuple may be missing. New dicts leave those of base classes as they are.
+                # an array or a tuple may be missing. The dicts are made anew, because a base class may have
+                # the same ones.
                 metadata = list(getattr(hint, "__metadata__", ()))
                 if metadata and hint.__origin__ not in (float, int):
                     cls.shapes = {**cls.shapes, name: metadata.pop(0)}
@@ -158,10 +159,8 @@ class Result(shown.Shown):
                     cls.units = {**cls.units, name: metadata[0]}
         if schema:
             if not re.fullmatch(SCHEMA, schema):
-                words = (
-                    f"schema: {schema!r} is not allowed, it must be landscape.NAME, where NAME may have dots"
-                )
-                raise InputError(words)
+                needed = "it must be landscape.NAME, where NAME may have dots"
+                raise InputError(f"schema: {schema!r} is not allowed, {needed}")
             cls.schema = schema
             registry.results.add(schema)(cls)
 
@@ -243,7 +242,7 @@ class Result(shown.Shown):
             >>> labels.to_dataframe().groupby("learner").counts.sum().tolist()
             [30, 30]
         """
-        import pandas as pd  # only here: reading a result needs none
+        import pandas as pd  # only here: reading a result needs no pandas
 
         arrays = self._arrays()
         sizes: dict[str, int] = {}
@@ -252,17 +251,17 @@ class Result(shown.Shown):
         dimensions = (dims or self.table).split()
         for dimension in dimensions:
             choose("dims", dimension, sizes)  # refuses an unknown dimension
-        # The labels or numbers of the dimensions that have no coordinates.
-        coordinates: dict[str, tuple[tuple[str, ...], Array]] = {}
+        # Columns with the labels or numbers of dimensions, for those that have no coordinates.
+        index_columns: dict[str, tuple[tuple[str, ...], Array]] = {}
         for dimension in dimensions:
             # A single dimension without labels needs no column: the index of the table has its numbers.
             if dimension not in arrays and (dimension in self.labels_of or len(dimensions) > 1):
                 labels = self.labels_of.get(dimension, np.arange(sizes[dimension]))
-                coordinates[dimension] = (dimension,), np.array(labels)
+                index_columns[dimension] = (dimension,), np.array(labels)
         indices = np.indices([sizes[d] for d in dimensions]).reshape(len(dimensions), -1)
         index_of = dict(zip(dimensions, indices, strict=True))  # dimension -> index in each row
         columns = {}
-        for name, (array_dimensions, value) in (coordinates | arrays).items():
+        for name, (array_dimensions, value) in (index_columns | arrays).items():
             if set(array_dimensions) <= set(dimensions):
                 columns[name] = value[tuple(index_of[d] for d in array_dimensions)]
         frame = pd.DataFrame(columns)
@@ -392,12 +391,13 @@ def save(results: Sequence[Result], path: str | Path) -> None:
         ...     len(load_results(f"{folder}/two.h5"))
         2
     """
-    listed = isinstance(results, (list, tuple))
-    kinds: list[Any] = [type(r) for r in (results if listed else [results])]
-    if not (listed and kinds and all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds)):
-        names = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
+    is_list = isinstance(results, (list, tuple))
+    classes: list[Any] = [type(result) for result in (results if is_list else [results])]
+    schemas = {kind.schema if issubclass(kind, Result) else None for kind in classes}
+    if not is_list or None in schemas or len(schemas) != 1:
+        names = ", ".join(dict.fromkeys(kind.__name__ for kind in classes)) or "an empty list"
         words = f"results: {names} is not allowed, it must be a list of results of one kind"
-        raise InputError(words, remedy="" if listed else "result.save(path)")
+        raise InputError(words, remedy="" if is_list else "result.save(path)")
     write(results, path, {})
 
 

@@ -499,9 +499,10 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
         return [*rows, products, Row("samples", self.samples)]
 
     def _rows_of_average(self, k: int, name: str) -> list[Row]:
-        """Return the rows of average number ``k`` for those of its numbers that are known.
+        """Return rows with all known numbers of average ``k``, which the rows call ``name``.
 
-        They are the predicted loss and change, the exact loss and metrics, and the loss and rank as stored.
+        The predicted loss and its change come first, then the exact loss and metrics. The last rows are the
+        exact loss of the stored form, and the rank.
         """
         title = f"predicted loss of the {name}"
         ratio_note = f"each order corrects {self.ratio[k]:.2g} times the one before"

@@ -183,8 +183,7 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
             names = [f"{name}, smoothed, {spread}" for spread in self.labels_of["spread"]]
             return rows_of_each(names, values, errors, unit)
 
-        rate, *smoothed = self.rates
-        smoothed_rates = np.array(smoothed)
+        rate, smoothed_rates = self.rates[0], self.rates[1:]
         rate_errors = smoothed_rates * self.lambda_smooth_se / abs(self.lambda_smooth)
         rows = [
             Row("loss", self.loss, unit="nat"),
@@ -195,7 +194,7 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
             *smoothed_rows("2/λ_max", smoothed_rates, rate_errors, ""),
         ]
         if self.lipschitz.size:
-            steepest_steps = self.lipschitz_smooth.argmax(1)  # the step of the largest constant, per spread
+            steepest_steps = self.lipschitz_smooth.argmax(1)  # (2,), for each spread
             largest_constants = self.lipschitz_smooth[[0, 1], steepest_steps]
             errors = self.lipschitz_smooth_se[[0, 1], steepest_steps]
             rows.append(Row("steepest of the gradient", float(self.lipschitz.max()), unit="nat"))

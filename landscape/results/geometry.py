@@ -44,7 +44,7 @@ class MergeTree:
     first: Array
     basin: Array
 
-    def without(self, persistence: float) -> MergeTree:
+    def without_basins_below(self, persistence: float) -> MergeTree:
         """Return the tree in which basins of a lower ``persistence`` belong to those they merge with."""
         count = int(np.searchsorted(-self.persistence, -persistence, "right"))
         target = np.arange(len(self.minimum) + 1)  # the last entry stands for −1
@@ -99,10 +99,10 @@ def merge_tree(loss: Array) -> MergeTree:
         for minimum in minima[1:]:
             parent[minimum] = deepest
             merged[minimum] = deepest, point
-        # A minimum as high as the point is on the point's plateau, so that no saddle is above it.
-        lower = [minimum for minimum in minima if value[minimum] < value[point]]
-        if len(lower) > 1:
-            for minimum in lower:
+        # A minimum that is as high as the point lies on the same plateau: for it the point is no saddle.
+        lower_minima = [minimum for minimum in minima if value[minimum] < value[point]]
+        if len(lower_minima) > 1:
+            for minimum in lower_minima:
                 first_rise.setdefault(minimum, float(value[point] - value[minimum]))
     return _tree_of(value, owner.reshape(ny, nx), merged, first_rise)
 
@@ -125,7 +125,7 @@ def _tree_of(
         first=np.array([first_rise.get(m, np.inf) for m in order], dtype=np.float64),
         basin=number[owner],
     )
-    return tree.without(float(np.nextafter(0, 1)))
+    return tree.without_basins_below(float(np.nextafter(0, 1)))
 
 
 # Points along each axis between which areas are counted, at least (our choice: those of an ellipse half as
@@ -251,7 +251,7 @@ def _coordinates(surface: Surface, points: Array) -> Array:
     return np.where(points[:, None] < 0, np.nan, at)
 
 
-def _listed(surface: Surface, tree: MergeTree) -> dict[str, Any]:
+def _fields_of_basins(surface: Surface, tree: MergeTree) -> dict[str, Any]:
     """Return the fields of :class:`Basins` of which there is one for each basin."""
     flat = surface.loss.astype(np.float64).ravel()
     rows, columns = np.divmod(tree.minimum, len(surface.x))
@@ -335,15 +335,15 @@ def basins(
     finite_losses = loss[np.isfinite(loss)]
     if not finite_losses.size:
         raise OperationError("loss: no value is finite, there is no basin; take a smaller span")
-    if not independent(gram_matrix):
+    if not are_independent(gram_matrix):
         raise OperationError("directions: they are parallel, zero or not finite, so that areas mean nothing")
     if least is None:
         least = max(LEAST * float(np.median(finite_losses) - finite_losses.min()), 2 * _loss_error(surface))
     tree = merge_tree(loss)
     first_rises = tree.first[np.isfinite(tree.first)]
     smallest_positive = float(np.nextafter(0, 1))  # leaves out the basins of persistence 0
-    listed = tree.without(max(least, smallest_positive))
-    lowest = _coordinates(surface, listed.minimum[:1])[0]
+    listed_basins = tree.without_basins_below(max(least, smallest_positive))
+    lowest = _coordinates(surface, listed_basins.minimum)[0]  # basin 0 has the lowest minimum
     fine_grid = FineGrid(surface, gram_matrix, _start(surface, around, lowest))
     edge_rise = fine_grid.edge_rise()
     rise = _default_rises(fine_grid, edge_rise) if rises is None else np.sort([float(r) for r in rises])
@@ -355,7 +355,7 @@ def basins(
         y=surface.y,
         loss=loss,
         gram=gram_matrix,
-        **_listed(surface, listed),
+        **_fields_of_basins(surface, listed_basins),
         least=least,
         minima=len(tree.minimum),
         smad=float(np.mean(first_rises)) if len(first_rises) else 0.0,
@@ -408,7 +408,7 @@ def gram(surface: Surface) -> Array:
         return np.array([[u @ u, u @ v], [u @ v, v @ v]])
 
 
-def independent(gram: Array) -> bool:
+def are_independent(gram: Array) -> bool:
     """Return whether directions with these inner products are finite, not zero and not parallel."""
     with np.errstate(over="ignore", invalid="ignore"):
         area = gram[0, 0] * gram[1, 1]
@@ -451,7 +451,7 @@ def has_profile(surface: Surface) -> bool:
     if surface.kind not in CENTERED or min(surface.loss.shape) < 2:
         return False
     inside = all(grid[0] < 0 < grid[-1] and np.all(np.diff(grid) > 0) for grid in (surface.x, surface.y))
-    return inside and independent(gram(surface)) and bool(np.isfinite(center_loss(surface)))
+    return inside and are_independent(gram(surface)) and bool(np.isfinite(center_loss(surface)))
 
 
 def center_loss(surface: Surface) -> float:

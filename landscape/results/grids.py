@@ -117,11 +117,12 @@ class Interpolated(Measured):
         return vars(self)["done"]
 
     def nested(self) -> Self:
-        """Return the finest grid of every 2ᵏ-th point that is complete, to draw an unfinished computation.
+        """Return a coarser result whose points are all computed, to draw an unfinished computation.
 
         Returns:
-            A result with these points; or the result itself, if it is finished or interpolated, or if no such
-            grid is complete.
+            A result with every 2nd point of each axis; if these are not all computed, with every 4th, and so
+            on. The result itself, if it is finished or interpolated, or if even the coarsest grid has points
+            that are not computed.
 
         Example:
             >>> import torch, landscape
@@ -263,7 +264,7 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
         """
         values = self.column(metric)
         if not self.t[0] <= 0 <= self.t[-1]:
-            values = np.nan * values  # radius_of then raises: there is no value at t = 0
+            values = np.nan * values  # all NaN: radius_of then raises, as there is no value at t = 0
         length = np.linalg.norm(self.direction.astype(np.float64))
         signs, ends = [1.0], [self.t[-1]]
         if self.t[0] < 0:
@@ -491,16 +492,17 @@ class Sweep(Result, schema="landscape.sweep", table="row"):
         """
         choose("key", key, self.keys)
         loss = np.where(np.isnan(self.test_loss), np.inf, self.test_loss)
-        # Values of the other keys -> ((diverged runs, test loss), settings) of the best value of ``key``.
-        best: dict[tuple[str, ...], tuple[tuple[float, float], dict[str, str]]] = {}
+        # Values of the other keys -> (score, row) of the best row so far. A score is (diverged runs, test
+        # loss), and the lowest score is the best.
+        best_rows: dict[tuple[str, ...], tuple[tuple[float, float], dict[str, str]]] = {}
         scores = zip(self.diverged.tolist(), loss.tolist(), strict=True)
         for row, score in zip(self.rows, scores, strict=True):
             if not row[key]:
                 continue
             other_values = tuple(value for name, value in row.items() if name != key)
-            if other_values not in best or score < best[other_values][0]:
-                best[other_values] = score, row
-        return [row for _, row in best.values()]
+            if other_values not in best_rows or score < best_rows[other_values][0]:
+                best_rows[other_values] = score, row
+        return [row for _, row in best_rows.values()]
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:
         """Return the table, with a column for each key that is varied.

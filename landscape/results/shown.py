@@ -316,7 +316,8 @@ class Shown(ABC):
 
         Args:
             path: a .png, .pdf or .svg file for the figure; default: no file.
-            style: for a surface, "contour", "hillshade" or "surface" (three dimensions).
+            style: for a surface, "contour", "hillshade" or "surface" (three dimensions). For "difference" two
+                surfaces are needed, see :func:`landscape.draw`.
             ax: axes to draw into, for a picture of one panel. Default: a new figure.
             options: further arguments of :func:`landscape.draw`, such as ``axes``, ``width`` and ``title``.
 
@@ -449,7 +450,7 @@ def radius_of(
     metric: str, axes: Sequence[Array], values: Array, steps: Array, reach: Array, drop: str | float | None,
     rise: float | None,
 ) -> Radius:  # fmt: skip
-    """Return the first crossings of a border by ``values`` on a grid, along D directions from the center.
+    """Return the distances from the center at which a metric first reaches a border, along D directions.
 
     Args:
         metric: the name of the metric.
@@ -469,12 +470,14 @@ def radius_of(
     if (drop is None) == (rise is None) or not 0 < size < math.inf:
         words = f"drop, rise: {drop!r} and {rise!r}, it must be one of them, as drop='1%' or rise=0.1"
         raise InputError(words)
-    # (T, D): along each direction T distances, denser near the center.
+    # (T, D): along each direction T distances, several for each step of the grid, and denser near the center
+    # (our choice).
     distance = np.linspace(0, 1, max(400, 8 * max(values.shape)))[:, None] ** 2 * reach
     points = []  # for each axis: its coordinate at all these points, (T, D)
-    for step, axis in zip(steps.T[::-1], axes, strict=True):
+    for step, axis in zip(steps.T[::-1], axes, strict=True):  # reversed: steps have x first, axes y
         points.append(np.clip(distance * step, axis[0], axis[-1]))
-    # An infinite value is beyond any border, and so is the line from a finite value to it.
+    # Between points: a line through the 2 nearest ones, or a cubic polynomial through 4. For the line,
+    # infinite values are huge numbers: it then reaches the border directly after the last finite value.
     linear = _interpolated(axes, np.clip(values, -HUGE, HUGE), points, 2)
     cubic = _interpolated(axes, np.where(np.isfinite(values), values, np.nan), points, 4)
     interpolated = np.where(np.isnan(cubic), linear, cubic)
@@ -486,14 +489,13 @@ def radius_of(
     center = float(interpolated[0, 0])
     border = border_of(center)
     if not math.isfinite(border) or border == center:
-        raise OperationError(
-            f"{metric}: at the center it is {center:g}, from which nothing can be lost; take another"
-        )
+        words = f"at the center it is {center:g}, from which nothing can be lost; take another"
+        raise OperationError(f"{metric}: {words}")
     radii, censored = _crossings(distance, interpolated, border, sign)
     linear_radii, _ = _crossings(distance, linear, border_of(float(linear[0, 0])), sign)
     error = np.abs(radii - linear_radii)
     change = f"{'+' if sign > 0 else '−'}{text}"
-    near = ~censored & ~(error <= ROUGH * radii)
+    near = ~censored & ~(error <= ROUGH * radii)  # True also where the error is NaN
     return Radius(metric, change, center, border, radii, censored, steps * radii[:, None], near, error)
 
 

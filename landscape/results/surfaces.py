@@ -183,8 +183,8 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         The distance is measured in weight space along 72 directions of the plane, up to the border: the first
         point where the metric has changed by so much. Between the points of the grid, the metric is
         interpolated by cubic polynomials; the stated error is the difference from linear interpolation. If
-        the border lies beyond the surface, the distance to the edge is a lower bound, and so is a median that
-        depends on it.
+        the border lies beyond the surface, the distance to the edge is a lower bound. The median may then
+        be a lower bound, too.
 
         Args:
             metric: "loss", "accuracy", or the name of a metric.
@@ -206,16 +206,16 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         values, axes = self.column(metric), (self.y, self.x)
         directions = self.directions.astype(np.float64)
         gram = directions @ directions.T
-        inside = all(len(axis) > 1 and axis[0] < 0 < axis[-1] for axis in axes)
-        if not inside or np.linalg.matrix_rank(gram) < 2:
-            raise OperationError(
-                "surface: its center is not inside, or its directions are parallel; take another"
-            )
+        is_center_inside = all(len(axis) > 1 and axis[0] < 0 < axis[-1] for axis in axes)
+        if not is_center_inside or np.linalg.matrix_rank(gram) < 2:
+            words = "its center is not inside, or its directions are parallel; take another"
+            raise OperationError(f"surface: {words}")
         angle = np.arange(RAYS) / RAYS * 2 * np.pi
         circle = np.stack([np.cos(angle), np.sin(angle)])
         steps = np.linalg.solve(np.linalg.cholesky(gram).T, circle).T  # (D, 2), (x, y) at a distance of 1
         ends = np.where(steps > 0, [self.x[-1], self.y[-1]], [self.x[0], self.y[0]])
-        reach = np.nanmin(ends / np.where(steps == 0, np.nan, steps), axis=1)  # (D,), distances to the edge
+        # (D,), distances to the edge; NaN for an axis along which a direction does not move.
+        reach = np.nanmin(ends / np.where(steps == 0, np.nan, steps), axis=1)
         return radius_of(metric, axes, values, steps, reach, drop, rise)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
@@ -253,7 +253,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
 
     def describe(self) -> list[Row]:
         finite_loss = self.loss[np.isfinite(self.loss)]
-        missing = self.loss.size - finite_loss.size
+        missing_points = self.loss.size - finite_loss.size
         lowest, median, highest = np.nan, np.nan, np.nan
         if finite_loss.size:
             lowest, median, highest = np.quantile(finite_loss, (0, 0.5, 1)).tolist()
@@ -266,13 +266,13 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
             Row("span", self.span, note=f"plane: {self.kind}"),
         ]
         if self.kind == "random":
-            vectors = (*self.directions, self.center)
-            u_norm, v_norm, center_norm = (float(np.linalg.norm(w.astype(np.float64))) for w in vectors)
+            vectors = [vector.astype(np.float64) for vector in (*self.directions, self.center)]
+            u_norm, v_norm, center_norm = [float(np.linalg.norm(vector)) for vector in vectors]
             fixed = ", bias and norm parameters fixed" if self.ignore == "bias+norm" else ""
             note = f"of the directions {u_norm:.3g} and {v_norm:.3g}, normalization: {self.norm}{fixed}"
             rows.append(Row("norm of the weights", center_norm, note=note))
-        if missing:
-            rows.append(Row("points without a finite loss", missing, note=f"of {self.loss.size:,}"))
+        if missing_points:
+            rows.append(Row("points without a finite loss", missing_points, note=f"of {self.loss.size:,}"))
         if len(self.marker_loss) and self.kind == "learners":
             *learner_losses, loss_of_mean = self.marker_loss  # the last marker is the learners' mean w_a
             rows.append(Row("loss of w_a", float(loss_of_mean), unit="nat"))
