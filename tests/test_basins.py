@@ -59,7 +59,7 @@ def test_basins_are_the_components_of_every_level(loss: np.ndarray, least: float
         assert parent < k
         assert born[parent] <= born[k]
         assert loss.ravel()[tree.saddle[k]] - born[k] == tree.persistence[k] > 0
-    fewer = tree.without(least)
+    fewer = tree.without_basins_below(least)
     assert len(fewer.minimum) == np.sum(tree.persistence >= least)
     for each in (tree, fewer):  # every point is in a basin, and each basin has its own lowest point
         np.testing.assert_array_equal(each.basin < 0, np.isnan(loss))
