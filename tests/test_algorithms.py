@@ -797,7 +797,7 @@ def test_pairs_estimate_products_and_their_covariance_without_bias() -> None:
     torch.manual_seed(0)
     a, b = (0.3 + torch.randn(20000, 6, dtype=torch.float64) for _ in range(2))
     h, q = (v[:, :, None] * v[:, None, :] for v in (a, a + b))
-    found, other = decomposition.mean(h), decomposition.mean(q)
+    found, other = decomposition.pair_mean(h), decomposition.pair_mean(q)
     assert float(found.mean()) == pytest.approx(0.09, abs=4 * float(found.std()) / 20000**0.5)
     expected = float(torch.cov(torch.stack([found, other]))[0, 1])
     assert float(decomposition.covariance(h, q).mean()) == pytest.approx(expected, rel=0.05)

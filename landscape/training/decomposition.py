@@ -25,8 +25,6 @@ DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_
 
 #: A function (new weights, learning rate) -> the history's columns of a step.
 Columns = Callable[[Tensor, float], dict[str, float]]
-# The columns of learners with data of their own.
-HETEROGENEITY = ("heterogeneity", "heterogeneity_se")
 # Samples of a learner's part that are gathered at a time (our choice: it bounds the memory).
 CHUNK = 1000
 # Coordinates converted to float64 at a time, our choice: they stay in cache.
@@ -60,7 +58,7 @@ class Gradient:
             # ⟨v_i, g_r⟩⟨v_j, g_s⟩ (m, m, k, k), whose mean over r ≠ s is ⟨v_i, g⟩⟨v_j, g⟩.
             crossed = (dots[:, None, :, None] * dots[None, :, None, :]).expand(m, m, k, k)
             inside, inside_se = quotient((crossed + crossed.mT) / 2, gg)
-            norm2, norm2_se = float(mean(gg)), float(standard_error(gg))
+            norm2, norm2_se = float(pair_mean(gg)), float(standard_error(gg))
             along, along_se = quotient(means, gg)
             return Projection(norm2, norm2_se, along, along_se, pairs, pairs - inside, inside_se)
         norm2 = float(gg) or float("nan")
@@ -180,10 +178,11 @@ class GradientEstimator:
     def heterogeneity(self, weights: Tensor, step: int, g: Gradient, parts: Parts) -> dict[str, float]:
         """Return the heterogeneity n⁻¹ Σ_j ‖∇L_j − ∇L‖² at ``weights`` = w_a (P,), and its standard error.
 
-        L_j is the loss on the part of the training set that ``parts`` gives to learner j. The result is exact
-        if ``g`` is exact. Otherwise each ∇L_j has GROUPS independent estimates; all learners together draw as
-        many samples as ``g``. An estimate of ∇L is the mean of the learners' estimates, each weighted by the
-        number of loss terms in its part.
+        L_j is the loss on the part of the training set that ``parts`` gives to learner j. If ``g``, the
+        gradient ∇L at ``weights``, is exact, the result is exact. Otherwise each ∇L_j is estimated from
+        GROUPS = 16 independent groups of samples. All groups of all learners together have as many samples as
+        the estimate ``g``. An estimate of ∇L is the mean of the learners' estimates, each weighted by the
+        number of loss terms in the learner's part.
         """
         n = len(parts.indices)
         if g.exact:
@@ -191,23 +190,25 @@ class GradientEstimator:
             for j, samples in enumerate(parts.indices):
                 difference = self._part_gradient(weights, samples, j).sub_(g.rows[0])
                 squares += float(_products([difference])[0, 0])
-            return dict(zip(HETEROGENEITY, (self.comm.total(squares)[0] / n, 0.0), strict=True))
+            return {"heterogeneity": self.comm.total(squares)[0] / n, "heterogeneity_se": 0.0}
         sample_terms = self.problem.data.sample_terms  # None: one term for each sample
         terms = [float(len(i) if sample_terms is None else sample_terms[i].sum()) for i in parts.indices]
-        # R_j (GROUPS, P_share) has the estimates of ∇L_j, S = Σ_j (terms_j/terms) R_j those of ∇L.
-        mean_rows = weighted_rows = torch.zeros(())
+        # The rows of R_j are the GROUPS estimates of ∇L_j, in this process's share of the P coordinates. The
+        # rows of S = Σ_j (terms_j/Σ_i terms_i) R_j are the estimates of ∇L.
+        mean_rows = weighted_rows = torch.zeros(())  # the first addition gives them the shape of R_j
         mean_products = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)  # Σ_j R_j R_jᵀ/n
         for j, samples in enumerate(parts.indices):
             rows = self._part_estimates(weights, samples, step, j, n)
             mean_products += _products([*rows]).cpu() / n
             mean_rows = mean_rows + rows / n
             weighted_rows = weighted_rows + rows * (terms[j] / sum(terms))
-        # ``kernel`` is Σ_j (R_j − S)(R_j − S)ᵀ/n. Its mean over pairs of different estimates is the
-        # heterogeneity.
-        pairs = _products([*mean_rows, *weighted_rows]).cpu()
-        cross, weighted_products = pairs[:GROUPS, GROUPS:], pairs[GROUPS:, GROUPS:]
+        # ``kernel`` is Σ_j (R_j − S)(R_j − S)ᵀ/n. Only its products of two different estimates have the
+        # heterogeneity as their mean: in a product of an estimate with itself, the errors do not cancel.
+        products = _products([*mean_rows, *weighted_rows]).cpu()
+        cross, weighted_products = products[:GROUPS, GROUPS:], products[GROUPS:, GROUPS:]
         kernel = self.comm.totals(mean_products - cross - cross.T + weighted_products)
-        return dict(zip(HETEROGENEITY, (float(mean(kernel)), float(standard_error(kernel))), strict=True))
+        value, error = float(pair_mean(kernel)), float(standard_error(kernel))
+        return {"heterogeneity": value, "heterogeneity_se": error}
 
     def _part_gradient(self, weights: Tensor, samples: Tensor, learner: int) -> Tensor:
         """Return ∇L_j on ``samples``, this process's share of the coordinates; valid until the next call."""
@@ -317,16 +318,16 @@ class Decomposer:
     ) -> Columns:  # fmt: skip
         """Begin to decompose a step: compute everything that does not need the new weights.
 
-        These are g = ∇L(w_a); g_S, the mean over the learners of their minibatch gradients at w_a; and δ, the
-        mean of ``gradients`` minus g_S.
+        With w_a, the mean of the learners' weights, these are g = ∇L(w_a); g_S, the mean over the learners of
+        their minibatch gradients at w_a; and δ, the mean of ``gradients`` minus g_S.
 
         Args:
             weights: the learners' weights (n, P) at the start of the step.
             x, y: the learners' minibatches, for their gradients at w_a.
             gradients: the learners' minibatch gradients (n, P), at the points where the rule takes gradients.
             step: counted from 1.
-            split: whether to compute the terms of Eq. 4. These terms need steps of −α × gradient (no
-                momentum, weight decay, LARS, LAMB or optimizer of torch's); α_e and Δ hold for all steps.
+            split: whether to compute also the terms of Eq. 4 of DPSGD-2020. They hold only for steps of
+                −α × gradient: without momentum or weight decay, and not for LARS, LAMB or ``torch.optim``.
             at_mean: whether the rule took all gradients at w_a, so that δ = 0.
             training: the options with which ``gradients`` were computed.
 
@@ -334,58 +335,60 @@ class Decomposer:
             A function of the new weights (n, P) and the learning rate α that returns the history's columns.
         """
         comm = self.gradient.comm
-        theta = comm.mean(weights)
-        g = self.gradient.at(theta, step)
-        parts: list[Tensor] = []
+        mean_weights = comm.mean(weights)
+        g = self.gradient.at(mean_weights, step)
+        vectors: list[Tensor] = []  # [g_S, δ]; [g_S] if δ = 0; [] without the terms of Eq. 4
         if split and at_mean:
-            parts = [comm.part_mean(gradients, "g_S")]
+            vectors = [comm.part_mean(gradients, "g_S")]
         elif split:
             gradients_at_mean = comm.buffer("gradients at w_a", gradients)
-            if training is not None:  # the learners' running statistics must not see the weights w_a
+            if training is not None:  # a pass at w_a must not change the learners' running statistics
                 training = dataclasses.replace(training, buffers={})
-            self.stack.gradients(theta.expand_as(gradients), x, y, out=gradients_at_mean, training=training)
+            points = mean_weights.expand_as(gradients)
+            self.stack.gradients(points, x, y, out=gradients_at_mean, training=training)
             delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)
-            parts = [comm.part_mean(gradients_at_mean, "g_S"), delta]
-        columns = self.gradient.heterogeneity(theta, step, g, self.divided) if self.divided else {}
+            vectors = [comm.part_mean(gradients_at_mean, "g_S"), delta]
+        columns = self.gradient.heterogeneity(mean_weights, step, g, self.divided) if self.divided else {}
 
-        def decomposed(new: Tensor, lr: float) -> dict[str, float]:
+        def columns_of_step(new_weights: Tensor, lr: float) -> dict[str, float]:
             # The mean of the differences: a difference of two means would have the rounding of both.
-            return columns | _columns(g, comm.part_mean(new, "d", minus=weights), parts, lr)
+            displacement = comm.part_mean(new_weights, "d", minus=weights)
+            return columns | _columns(g, displacement, vectors, lr)
 
-        return decomposed
+        return columns_of_step
 
 
-def _columns(g: Gradient, displacement: Tensor, parts: list[Tensor], lr: float) -> dict[str, float]:
+def _columns(g: Gradient, displacement: Tensor, vectors: list[Tensor], lr: float) -> dict[str, float]:
     """Return the history's columns for a step of w_a by ``displacement`` with learning rate α.
 
-    ``parts``: [g_S, δ]; [g_S] where δ = 0; [] without the terms of Eq. 4.
+    ``vectors``: [g_S, δ]; [g_S] where δ = 0; [] without the terms of Eq. 4.
     """
-    projection = g.project([displacement, *parts])
+    projection = g.project([displacement, *vectors])
     pairs, across, errors = projection.pairs, projection.across, projection.across_se
     columns = step_columns(g.loss, projection)
-    if not parts:
+    if not vectors:
         return columns
     scale = lr**2
     columns |= {"delta_s": scale * float(across[1, 1]), "delta_s_se": scale * float(errors[1, 1])}
-    if len(parts) == 1:
+    if len(vectors) == 1:
         return columns | dict.fromkeys(DELTA_2, 0.0)
     terms = across[2, 2], errors[2, 2], pairs[2, 2], 2 * across[1, 2], 2 * errors[1, 2]
     return columns | {name: float(scale * term) for name, term in zip(DELTA_2, terms, strict=True)}
 
 
-def mean(h: Tensor) -> Tensor:
+def pair_mean(h: Tensor) -> Tensor:
     """Return the mean (...,) of ``h`` (..., k, k) over all pairs of different estimates."""
     k = h.shape[-1]
     return _off_diagonal(h).sum((-1, -2)) / (k * (k - 1))
 
 
 def covariance(a: Tensor, b: Tensor) -> Tensor:
-    """Return the covariance (...,) of mean(a) and mean(b), ``a`` and ``b`` (..., k, k), without bias; k ≥ 4.
+    """Return the unbiased covariance (...,) of pair_mean(a) and pair_mean(b); both (..., k, k), k ≥ 4.
 
     The product of the means, less the mean product of pairs without a common estimate; the latter estimates
     the product of the expectations.
     """
-    return mean(a) * mean(b) - _mean_of_distinct(_off_diagonal(a), _off_diagonal(b))
+    return pair_mean(a) * pair_mean(b) - _mean_of_distinct(_off_diagonal(a), _off_diagonal(b))
 
 
 def standard_error(h: Tensor) -> Tensor:
@@ -403,14 +406,14 @@ def standard_error(h: Tensor) -> Tensor:
 
 
 def quotient(above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean(above)/mean(below), without its bias of order 1/k, and the standard error, (...,) each.
+    """Return pair_mean(above)/pair_mean(below) (...,), without its bias of order 1/k, and its standard error.
 
     ``above`` and ``below`` (..., k, k) come from the same k estimates, so that common errors cancel. The
-    error is the linearized quotient's. NaN where mean(below) is not positive: the divisor is then unknown.
+    error is the linearized quotient's. NaN where pair_mean(below) is not positive: the divisor is unknown.
     """
-    divisor = mean(below)
+    divisor = pair_mean(below)
     divisor = divisor.where(divisor > 0, torch.nan)
-    value = mean(above) / divisor
+    value = pair_mean(above) / divisor
     linear = (above - value[..., None, None] * below) / divisor[..., None, None]
     return value + covariance(linear, below) / divisor, standard_error(linear)
 

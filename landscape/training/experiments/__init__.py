@@ -80,19 +80,20 @@ def critical_batch(
     Branches start at a checkpoint, with the states of its optimizer and update rule. All branches train on
     equally many samples, with different batches. Above the critical batch, the final training loss is more
     than 1 + ``loss_tol`` times the loss with the smallest batch. Unlike :func:`landscape.noise_scale`, this
-    method needs no assumption on the Hessian. Ours, not the paper's: the loss is that of the mean weights w_a
-    on the whole training set, each batch has several branches, and the critical batch is interpolated.
+    method needs no assumption on the Hessian. Three choices are ours: the loss is that of the mean weights
+    w_a on the whole training set, each batch has several branches, and the critical batch is interpolated.
 
     Args:
         run: a checkpoint of ``landscape train``; within a branch its learning rate stays constant.
-        factors: the branches' batches divided by the run's batch; the smallest is the reference.
+        factors: the branches' batches divided by the run's batch; the smallest batch is the reference.
         trained_samples: the number of samples of each branch; default: 40 steps of the largest batch.
         seeds: the number of branches for each batch; their minibatches differ.
-        loss_tol: the allowed rise of the loss, relative to the reference's loss.
+        loss_tol: the allowed rise of the loss, relative to the loss with the smallest batch.
         scaling: how the learning rate grows with the batch: "linear", "sqrt" or "none". Default: "sqrt" for
             optimizers that divide by the size of the gradient, else "linear".
         seed: the seed of the minibatches of the first branch; the next branches take the next numbers.
-        device, data_dir: where branches train, and the folder of data sets; default: as in the run's problem.
+        device: the device on which branches train; default: that of ``run.using``, or the CPU.
+        data_dir: the folder of data sets; default: that of ``run.using``, or as for :func:`landscape.train`.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -100,7 +101,8 @@ def critical_batch(
         The loss of each branch, and the critical batch with its standard error.
 
     Raises:
-        InputError: no checkpoint, under two factors, too few samples, or a batch that learners cannot share.
+        InputError: no checkpoint, fewer than two factors, too few samples, or a batch that the learners
+            cannot share.
         OperationError: the run has no recipe, its recipe names code, or the run diverged.
 
     Example:
@@ -110,7 +112,7 @@ def critical_batch(
         >>> result.batch.tolist(), result.steps.tolist()
         ([250, 500], [20, 10])
     """
-    options.fit("run", run, Checkpoint)
+    options.fit("run", run, Checkpoint)  # raises InputError for another type
     device = device or run.source.get("device") or "cpu"
     data_dir = data_dir or run.source.get("data_dir")
     # The run's recipe with a constant learning rate, and without measurements during the run.
@@ -128,10 +130,10 @@ def critical_batch(
         raise InputError("trained_samples", samples, allowed=f"at least {LEAST_STEPS * batches[-1]}")
     loss = np.empty((len(batches), seeds))
     show_progress = reporter(progress)
-    for done, (i, s) in enumerate(np.ndindex(loss.shape), 1):  # branch s with batches[i]
-        branch = replace(recipe, batch=batches[i], lr=rates[i], steps=run.step + steps[i], seed=seed + s)
-        loss[i, s], trainer = _train_branch(branch, run, device, data_dir)
-        show_progress(done / loss.size)
+    for i, j in np.ndindex(loss.shape):  # branch j with batches[i]
+        branch = replace(recipe, batch=batches[i], lr=rates[i], steps=run.step + steps[i], seed=seed + j)
+        loss[i, j], trainer = _train_branch(branch, run, device, data_dir)
+        show_progress((i * seeds + j + 1) / loss.size)
     return CriticalBatch(
         batch=np.array(batches),
         lr=np.array(rates),
@@ -143,7 +145,7 @@ def critical_batch(
         loss_tol=loss_tol,
         scaling=scaling,
         seed=seed,
-        **setting(trainer.train),
+        **setting(trainer.train),  # the number of samples, the precision, BatchNorm and the loss
         **about,
     )
 
@@ -235,9 +237,9 @@ def preconditioner(
     choice. For LAMB, P is Adam's P times ‖s‖/‖w‖, where s is LAMB's step before this scaling. For LARS,
     P = (‖g‖ + λ‖w‖)/(trust ‖w‖), where g is the gradient, λ the weight decay and trust LARS's coefficient.
 
-    The result also has the limit, the largest stable η λ_max(P^{-1/2} H P^{-1/2}) for the learning rate η, if
-    P is fixed and the same for all learners; weight decay is ignored. For SSGD with Adam's β₁ = 0.9 the limit
-    is 2(1 + β₁)/(1 − β₁) = 38.
+    The result also has the limit: the largest stable η λ_max(P^{-1/2} H P^{-1/2}), where η is the learning
+    rate and H the Hessian. The limit holds for a constant P that all learners share, without weight decay.
+    For SSGD with Adam's β₁ = 0.9 it is 2(1 + β₁)/(1 − β₁) = 38.
 
     Args:
         run: a checkpoint of ``landscape train``.
@@ -254,9 +256,10 @@ def preconditioner(
         OperationError: a checkpoint of step 0, or one that ``landscape train`` did not make.
 
     Example:
-        >>> import torch, landscape
-        >>> landscape.Preconditioner(torch.tensor([1.0, 4.0]), name="torch:Adam", lr=0.1, limit=38.0).lr
-        0.1
+        >>> from landscape.training.recipes.recipe import read
+        >>> run = Trainer(read("digits-ssgd", ["steps=1", "optimizer.name=adam", "decompose.every=0"])).run()
+        >>> round(preconditioner(run, run.problem()).limit, 6)
+        38.0
     """
     path = run.path or "run"
     if not run.has_recipe:
@@ -271,7 +274,7 @@ def preconditioner(
     else:
         weights = run.mean
         state = state_preconditioner.mean_of(run.optimizer, lambda key, rows: average(rows))
-    generator = stream(seed, 0)
+    generator = stream(seed, 0)  # all random numbers of this function are in one part, part 0
     weights = weights.to(problem.weights)
     return state_preconditioner.preconditioner_at(weights, state, run.step, run.lr, generator)
 
@@ -364,25 +367,28 @@ def stability(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Stability:
-    """λ_max of the Hessian at the problem's center, and the largest stable ηλ for each delay of gradients.
+    """Compute λ_max of the Hessian at the problem's weights, and the largest stable ηλ for delayed gradients.
 
     Args:
         problem: the loss; or a run.
-        delays: gradient delays τ (steps); default: 0; for a run with a delay also 1, 3, 7, 31 and its own.
-        momentum: m of ordinary and of shifted momentum; 0.9 is usual.
+        delays: gradient delays τ (steps); default: 0; for a run with a delay also 1, 3, 7, 31 and the run's.
+        momentum: m of ordinary momentum, and of the shifted form v_{t+1} = m v_{t−τ} − ηg of Delay-2019; 0.9
+            is usual.
         lr: the learning rate η, for the picture of ηλ_max; default: the run's.
         own_limit, own_delay: the largest stable ηλ of the run's update rule, and its delay in steps; default:
             computed from the run.
-        precondition: P, as :func:`landscape.spectrum` takes it, or True: P of the run's optimizer. λ_max is
-            then that of P^{-1/2} H P^{-1/2}, and the limits hold for steps v ← m v + g, w ← w − η P⁻¹ v. P's
-            own learning rate and limit replace ``lr`` and ``own_limit``, with NaN where P has none.
+        precondition: the positive diagonal P, in a form that :func:`landscape.spectrum` takes; True: P of the
+            run's optimizer. λ_max is then that of P^{-1/2} H P^{-1/2}, and the limits hold for steps
+            v ← m v + g, w ← w − η P⁻¹ v. The learning rate and the limit that belong to P replace ``lr`` and
+            ``own_limit``; they are NaN if P has none.
         residual_tol: the allowed residual of λ_max, relative to λ_max.
-        seed: the seed of the starting vector of the iteration.
+        seed: the seed of the vector with which the eigenvalue iteration starts.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        λ_max, its residual, and the largest stable ηλ (3, delays) for no, ordinary and shifted momentum.
+        λ_max, its residual, and the largest stable ηλ (3, delays): without momentum, with ordinary and with
+        shifted momentum.
 
     Raises:
         InputError: a value out of its range, or ``precondition=True`` without a run.
@@ -410,7 +416,7 @@ def stability(
         precondition = preconditioner(run, problem)
     elif precondition is False:
         precondition = None
-    diagonal = as_preconditioner(precondition)
+    diagonal = as_preconditioner(precondition)  # None without P
     if diagonal:
         lr, own_limit = diagonal.lr, diagonal.limit
     largest = top_eigenvalues(problem, 1, residual_tol, seed=seed, precondition=diagonal, progress=progress)
@@ -432,7 +438,7 @@ def stability(
 
 
 def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
-    """Return the preconditioner of the user's optimizer for ``parameters``; None before its first step.
+    """Return the preconditioner of the user's ``optimizer`` for ``parameters``; None before the first step.
 
     Raises:
         InputError: for an optimizer other than torch's Adam, AdamW and RMSprop, or for parameter groups with
@@ -440,29 +446,26 @@ def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> P
     """
     optimizer_class = type(optimizer)
     names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
-    groups = optimizer.param_groups if optimizer is not None else [{}]  # None is refused below
+    groups = [{}] if optimizer is None else optimizer.param_groups
     options = {name: groups[0][name] for name in names if name in groups[0]}
-    # (m, form, rate_factor): up to the preconditioner, the optimizer's steps are those of SGD with momentum m
-    # and learning rate rate_factor·η. Adam has m = β₁ and rate_factor = 1 − β₁. None: another optimizer.
-    sgd_equivalent = optimizers.torch_preconditioned(optimizer_class, options)
+    # (m, form, rate_factor): the optimizer makes the steps of SGD with momentum m, in this form of momentum,
+    # and with learning rate rate_factor·η, divided by P. For Adam m = β₁ and rate_factor = 1 − β₁.
+    sgd_equivalent = optimizers.torch_preconditioned(optimizer_class, options)  # None: another optimizer
     options_differ = any(group.get(name) != value for group in groups for name, value in options.items())
     if sgd_equivalent is None or options_differ:
-        reason = f"the optimizer '{optimizer_class.__name__}'"
-        if sgd_equivalent is not None:
-            reason = "parameter groups with different options"
+        reason = "parameter groups with different options"
+        if sgd_equivalent is None:
+            reason = f"the optimizer '{optimizer_class.__name__}'"
         allowed = "only with Adam, AdamW or RMSprop of torch, with the same options for all parameters"
         where = "monitor.instruments: 'preconditioned-lambda-max'"
         raise InputError(f"{where} is not allowed with {reason}, {allowed}")
     states = [optimizer.state.get(p, {}) for p in parameters]
     if not all("step" in state for state in states):
         return None
-    # The tensors of the state by name, each (1, weights): one row, because there is one learner.
-    rows = {
-        key: torch.cat([state[key].detach().flatten() for state in states])[None]
-        for key, value in states[0].items()
-        if value is not None and key != "step"
-    }
-    # (1, weights): parameters may have made different numbers of steps.
+    # The tensors of the state by name, each (1, P): one row, because there is one learner.
+    keys = [key for key, value in states[0].items() if value is not None and key != "step"]
+    rows = {key: torch.cat([state[key].detach().flatten() for state in states])[None] for key in keys}
+    # For each weight the number of its steps (1, P). A parameter without a gradient has made fewer steps.
     counts = [
         torch.full((p.numel(),), float(state["step"])) for p, state in zip(parameters, states, strict=True)
     ]

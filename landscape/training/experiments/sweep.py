@@ -149,39 +149,40 @@ class Runner:
         return self.folder / folder_name(setting) / f"seed-{seed}"
 
     def run(self, settings: Iterable[Setting]) -> None:
-        """Make the runs of all ``settings`` with every seed, except those that are already complete.
+        """Make the runs of all ``settings`` with every seed, except runs that are already complete.
 
-        The table gets the outcomes of all of them. Raises OperationError if the folder of a run holds a run
-        of another recipe.
+        The table gets the outcomes of the new and of the complete runs. Raises OperationError if the folder
+        of a run holds a run of another recipe.
         """
-        waiting: dict[Path, tuple[TrainingJob, Setting, int]] = {}
+        jobs: dict[Path, TrainingJob] = {}  # the runs to make, by folder
+        setting_and_seed: dict[Path, tuple[Setting, int]] = {}
         for setting, seed in share_of([*itertools.product(settings, self.seeds)], self.share):
-            recipe = self.read(setting, f"seed={seed}")
-            folder = self._run_folder(setting, seed)
+            recipe, folder = self.read(setting, f"seed={seed}"), self._run_folder(setting, seed)
             end = launch.ended(recipe, folder)  # None: there is no complete run
             if end is not None:
                 self.outcomes.setdefault(setting, {})[seed] = outcome_of(end)
                 self.done += 1
-            else:  # a table of an earlier sweep may have an outcome of this run, which is made again
+            else:
+                # The table of an earlier sweep may have an outcome of this run. The run is made again.
                 self.outcomes.get(setting, {}).pop(seed, None)
-                waiting[folder] = TrainingJob(recipe, folder), setting, seed
+                jobs[folder] = TrainingJob(recipe, folder)
+                setting_and_seed[folder] = setting, seed
         self.save()
 
-        def record(run: TrainingJob, seconds: float | None) -> None:
-            _, setting, seed = waiting[run.folder]
-            outcome = _outcome_of_file(run.folder / "last.h5")
+        def record(job: TrainingJob, _seconds: float | None) -> None:
+            setting, seed = setting_and_seed[job.folder]
+            outcome = _outcome_of_file(job.folder / "last.h5")
             self.outcomes.setdefault(setting, {})[seed] = outcome
             self.done += 1
             diverged = "diverged, " if outcome["diverged"] else ""
             line = f"{diverged}test loss {outcome['test_loss']:.4g}"
             if math.isfinite(outcome["test_error"]):
                 line += f", test error {outcome['test_error']:.2f}%"
-            self.message(f"{run.folder.relative_to(self.folder)}: {line}, {outcome['seconds']:.1f} s")
+            self.message(f"{job.folder.relative_to(self.folder)}: {line}, {outcome['seconds']:.1f} s")
             self.progress(self.done)
             self.save()
 
-        jobs = [job for job, _, _ in waiting.values()]
-        self.execute(jobs, record, lambda share: self.progress(self.done + share))
+        self.execute([*jobs.values()], record, lambda share: self.progress(self.done + share))
 
     def score(self, setting: Setting) -> tuple[int, float]:
         """Return the number of diverged seeds, and the mean final test loss of all seeds; lower is better."""
@@ -311,7 +312,8 @@ def sweep(
         raise InputError("sweep: not allowed under torchrun; for several runs at once use jobs")
     sources = _recipes_by_label(recipes)
 
-    def recipe_of(setting: Setting, *changes: str) -> Recipe:
+    def read_setting(setting: Setting, *changes: str) -> Recipe:
+        """Return the recipe of ``setting``, with further changes KEY=VALUE."""
         (_, label), *pairs = setting  # ("recipe", label), then pairs (key, value)
         source = sources[label]
         texts = [f"{key}={value}" for key, value in pairs]
@@ -323,7 +325,7 @@ def sweep(
     bases = grid(sources, settings)  # a search adds its key to each of these settings
     keys = list(settings)
     total_runs = len(share_of(range(len(bases) * len(seeds)), share))
-    example_changes: list[str] = []
+    lowest_value: list[str] = []  # of a search, as KEY=VALUE
     if search:
         if share is not None:
             raise InputError("share: not allowed with search, which needs the results of all runs of a round")
@@ -334,9 +336,9 @@ def sweep(
             raise InputError(f"search: {low} to {high} is not allowed, the first must be below the second")
         keys = [key, *keys]
         total_runs *= 3 + 2 * rounds  # an upper bound
-        example_changes = [f"{key}={low:g}"]
-    for setting in bases:  # bad values are reported before the folder is made
-        recipe_of(setting, *example_changes)
+        lowest_value = [f"{key}={low:g}"]
+    for setting in bases:  # a wrong value raises its error here, before the folder is made
+        read_setting(setting, *lowest_value)
     folder = Path(folder)
     show_progress = reporter(progress)
     make_folder(folder)
@@ -349,7 +351,7 @@ def sweep(
             folder,
             seeds,
             keys,
-            read=recipe_of,
+            read=read_setting,
             execute=train,
             message=message or (lambda line: None),
             progress=lambda done: show_progress(done / total_runs),
@@ -384,10 +386,10 @@ def find_best(
 ) -> dict[Setting, str]:
     """Search in [low, high], for each of ``bases``, for the value of ``key`` with the best score.
 
-    :func:`sweep` describes the method. In 8 rounds at most 19 values are tried for each base, and in a range
-    of six decades the last neighbors differ by 2.7%. DPSGD-2020 (section 4.3) speaks of a binary search over
-    about 20 settings; this halving and its criterion, the final test loss, are ours. If the score has several
-    local minima, the best value may be missed.
+    :meth:`Runner.score` gives the score, and :func:`sweep` describes the method. With 8 rounds at most 19
+    values are tried for each base. If high/low is 10⁶, the last two values differ by 2.7% from the best value
+    before them. DPSGD-2020 (section 4.3) speaks of a binary search over about 20 settings; the details and
+    the score are our choice. If the score has several local minima, the best value may be missed.
 
     Returns:
         Base -> the best value that was tried, as text.
@@ -398,15 +400,16 @@ def find_best(
         value = low * (high / low) ** (point / last)
         return _setting({**dict(base), key: canonical(float(f"{value:.6g}"))})
 
+    # The scores of each base, by point.
     all_scores: dict[Setting, dict[int, tuple[int, float]]] = {base: {} for base in bases}
-    points = {base: [0, last // 2, last] for base in bases}
-    best = dict.fromkeys(bases, 0)
+    points = {base: [0, last // 2, last] for base in bases}  # the points of the next round
+    best_points = dict.fromkeys(bases, 0)
     for search_round in range(rounds + 1):
         runner.run([setting_at(base, point) for base in bases for point in points[base]])
-        distance = last >> (search_round + 2)  # from the best point to the points of the next round
+        distance = last // 2 ** (search_round + 2)  # from the best point to the points of the next round
         for base, scores in all_scores.items():
             scores |= {point: runner.score(setting_at(base, point)) for point in points[base]}
-            best[base] = min(scores, key=lambda point: scores[point])
-            neighbors = (best[base] - distance, best[base] + distance)
+            best_point = best_points[base] = min(scores, key=lambda point: scores[point])
+            neighbors = (best_point - distance, best_point + distance)
             points[base] = [point for point in neighbors if 0 <= point <= last and point not in scores]
-    return {base: dict(setting_at(base, point))[key] for base, point in best.items()}
+    return {base: dict(setting_at(base, point))[key] for base, point in best_points.items()}

@@ -61,29 +61,33 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
-        table: the recipe's table "optimizer" without the key "name". Its key "groups" holds a table: a role
-            of parameters, or a pattern of their names -> the options that differ in this group.
+        table: the recipe's table "optimizer" without the key "name". Its key "groups" holds a table for each
+            group of parameters, with the options that differ in this group. The key of a group is a role
+            ("weight", "bias" or "norm"), or a pattern of the parameters' names.
+
+    Returns:
+        Option -> value. The table of each group has its "name", its "lr_factor" and all options; or "frozen".
 
     Raises:
         InputError: for an unknown name, or an option that the optimizer does not have.
     """
     without_groups = {key: value for key, value in table.items() if key != GROUPS}
     name = full_name(name)
-    check = torch_options if is_torch(name) else optimizers.options
-    all_options = check(name, without_groups)
+    checked_options = torch_options if is_torch(name) else optimizers.options
+    all_options = checked_options(name, without_groups)
     groups: dict[str, Any] = {}
     for pattern, group in fit("optimizer.groups", table.get(GROUPS, {}), dict).items():
-        frozen, lr_factor, changes = group_options(pattern, group)
-        if frozen:
+        is_frozen, lr_factor, changes = group_options(pattern, group)
+        if is_frozen:
             groups[pattern] = {"frozen": True}
             continue
-        with naming_group(pattern):
+        with naming_group(pattern):  # errors inside name the group
             group_name = full_name(str(changes.pop("name", name)))
-            # A group with another optimizer does not inherit the options of this one.
+            # A group with another optimizer does not inherit the options of the recipe's optimizer.
             inherited = without_groups if group_name == name else {}
-            of_group = options(group_name, inherited | changes)
+            group_values = options(group_name, inherited | changes)
         # The options are sorted, because recipes are compared as texts.
-        groups[pattern] = {"name": group_name, "lr_factor": lr_factor, **dict(sorted(of_group.items()))}
+        groups[pattern] = {"name": group_name, "lr_factor": lr_factor, **dict(sorted(group_values.items()))}
     if groups:
         all_options = all_options | {GROUPS: groups}
     return all_options
@@ -115,11 +119,11 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         norm: "max": the largest absolute entry. Then d = sign(v), and the dual norm is Σ|v_i|.
-            "spectral": the largest singular value of all parameter tensors, each taken as a matrix, as in
-            Muon; a vector is a matrix of one row. Then d is UVᵀ for each matrix USVᵀ of v, and the dual norm
-            is the sum of all singular values.
-            "block": the sum of the parameter tensors' Euclidean norms. Then d is 0 except in the tensor of v
-            with the largest norm, where d is this tensor divided by its norm, which is the dual norm.
+            "spectral": the largest singular value of all parameter tensors. A tensor counts as the matrix of
+            its first dimension and all others, and a vector as a matrix of one row. Then d has UVᵀ in place
+            of each matrix USVᵀ of v, and the dual norm is the sum of all singular values of v.
+            "block": the sum of the parameter tensors' Euclidean norms. Then the dual norm is the largest norm
+            of a tensor of v. There d is this tensor divided by its norm; in all other tensors d is 0.
         layout: the layout of the parameter tensors in a row of ``v``.
         v: (n, P), a vector for each of n learners.
 
@@ -442,6 +446,7 @@ class TorchOptimizer(Optimizer):
         return [t for row in rows for t in self.layout.views(row).values()]
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        """Return u = (p − p')/``lr`` (n, P): PyTorch's optimizer steps from ``points`` p to p'."""
         state = {key: tensor.clone() for key, tensor in self.state.items()}
         has_state = bool(state[UPDATES].any())
         if not has_state:  # PyTorch's optimizer makes its own initial state in its first step
@@ -451,12 +456,12 @@ class TorchOptimizer(Optimizer):
         optimizer.param_groups[0]["lr"] = lr
         # For each parameter: the name of a tensor of its state -> the view of ``state`` with this tensor.
         views: list[dict[str, Tensor]] = [{} for _ in self._parameters]
-        per_learner = len(self._parameters) // len(points)
-        for key, shapes in self._shapes.items():
-            for j, row in enumerate(state[key]):
+        parameters_per_learner = len(self._parameters) // len(points)
+        for key, shapes in self._shapes.items():  # shapes: number of the parameter -> shape of its tensor
+            for j, row in enumerate(state[key]):  # learner j's tensors, one after the other
                 parts = row.split([shape.numel() for shape in shapes.values()])
-                for (index, shape), part in zip(shapes.items(), parts, strict=True):
-                    views[j * per_learner + index][key] = part.view(shape)
+                for (number, shape), part in zip(shapes.items(), parts, strict=True):
+                    views[j * parameters_per_learner + number][key] = part.view(shape)
         for parameter, gradient, view in zip(self._parameters, self._tensors(gradients), views, strict=True):
             parameter.grad = gradient
             if has_state:
