@@ -64,7 +64,7 @@ class Tracked:
         return {name: storable(t)[None].clone() for name, t in self.untrained(saved=True).items()}
 
 
-def plain(name: str) -> str:
+def unwrapped_name(name: str) -> str:
     """Return the name of a parameter in the module that torch.compile wrapped."""
     return name.replace("_orig_mod.", "")
 

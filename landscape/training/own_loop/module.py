@@ -16,7 +16,7 @@ from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import Positive, Seed, checked, fit
 from landscape.problem.layout import independent_copy
-from landscape.training.own_loop import DefaultGroup, check_module, kind, plain, rank_and_size
+from landscape.training.own_loop import DefaultGroup, check_module, kind, rank_and_size, unwrapped_name
 from landscape.training.own_loop.step import FlatParameters, Stepper, average_buffers, load, save
 
 _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -97,7 +97,7 @@ class DecentralizedDataParallel(nn.Module):
         rank, size = rank_and_size("DecentralizedDataParallel")
         options = registry.algorithms.options(algorithm, options)  # checked, with defaults
         rule = registry.algorithms.make(algorithm, options, learners=size, seed=seed)
-        if rule.measured:
+        if rule.measured:  # its delays would be those of worker processes, which this wrapper does not have
             raise InputError("algorithm.schedule: 'measured' is not allowed here, only in landscape train")
         options_in_use = {key: value for key, value in options.items() if value is not None}
         self._algorithm = {"name": algorithm} | options_in_use
@@ -128,14 +128,14 @@ class DecentralizedDataParallel(nn.Module):
             "average_buffers": str(average_buffers),
             "optimizer": type(parameters.optimizer).__name__,
             **{f"algorithm.{key}": str(value) for key, value in self._algorithm.items()},
-            **{f"model: '{plain(name)}'": kind(t) for name, t in tensors.items()},
+            **{f"model: '{unwrapped_name(name)}'": kind(t) for name, t in tensors.items()},
         }
         if difference := group.difference(facts):
             raise InputError(difference)
         with torch.no_grad():
             parameters.flat.copy_(group.broadcast(parameters.flat))
             for name, tensor in tensors.items():
-                if plain(name) not in parameters.trained:
+                if unwrapped_name(name) not in parameters.trained:
                     tensor.copy_(group.broadcast(tensor))
 
     @property
@@ -181,8 +181,8 @@ class DecentralizedDataParallel(nn.Module):
         """Return a copy of the module, for evaluation, with w_a, the mean of the learners' weights.
 
         All processes must call this method, between steps. The copy's floating-point buffers are means over
-        the learners. The statistics of BatchNorm at w_a differ from the means of the learners' statistics;
-        ``torch.optim.swa_utils.update_bn`` estimates the statistics at w_a.
+        the learners. For BatchNorm these means are not the statistics at w_a, which
+        ``torch.optim.swa_utils.update_bn`` estimates.
 
         Returns:
             The copy, which training does not change.
@@ -204,10 +204,10 @@ class DecentralizedDataParallel(nn.Module):
         stepper.check_between_steps("average_model")
         model = independent_copy(self.module)
         with torch.no_grad():
-            mean = stepper.comm.fresh_mean(stepper.parameters.flat, "average model")
-            parameters = {plain(name): p for name, p in model.named_parameters()}
-            for name, view in stepper.parameters.layout.views(mean).items():
-                parameters[name].copy_(view)
+            mean_weights = stepper.comm.fresh_mean(stepper.parameters.flat, "average model")
+            parameters_of_copy = {unwrapped_name(name): p for name, p in model.named_parameters()}
+            for name, mean in stepper.parameters.layout.views(mean_weights).items():
+                parameters_of_copy[name].copy_(mean)
             average_buffers(model, stepper.comm)
         return model
 

@@ -57,14 +57,14 @@ class Observer:
         metrics = problem_options.pop("metrics", None)
         if metrics is not None and test is None:
             raise InputError("metrics: they are of the test data, which is missing; give test, too")
-        parameter = next((p for p in module.parameters() if p.requires_grad and p.numel()), None)
-        device = torch.device("cpu") if parameter is None else parameter.device
-        is_half = parameter is not None and parameter.is_floating_point() and parameter.dtype.itemsize < 4
-        # Measurements need more than half precision. None: the precision of the module.
+        trained = [p for p in module.parameters() if p.requires_grad and p.numel()]
+        device = trained[0].device if trained else torch.device("cpu")
+        is_half = bool(trained) and trained[0].is_floating_point() and trained[0].dtype.itemsize < 4
+        # Measurements need at least single precision (4 bytes). None: the precision of the module.
         problem_options["dtype"] = torch.float32 if is_half else None
         self._without_side_effects = functools.partial(undisturbed, device, data, test)
         self._before_step: tuple[Tensor, Gradient] | None = None  # (θ, g) before the present step
-        self._weights_before: Tensor | None = None
+        self._weights_before: Tensor | None = None  # θ (1, P) before the present step, for instruments
         uses_batchnorm = has_batchnorm(module)
         if uses_batchnorm and isinstance(data, Dataset):
             data = _in_batches(data, batch, seed)
@@ -82,16 +82,18 @@ class Observer:
             _check_can_be_drawn("samples", samples, self.train)
             if uses_batchnorm and self.train.indexed:
                 _check_batch_for_batchnorm(batch)
-            if uses_batchnorm:  # data that come in batches keep their batches; the number is then ignored
+            if uses_batchnorm:
+                # Data that come in batches keep them, and ``batch`` may be 0; numbers below 2 are refused.
                 self._objective = self.train.with_batchnorm("train", max(2, batch))
-            values = {"samples": Monitor.samples if self.train.indexed else 0, **monitor}
-            monitor_table = table_of(Monitor, values, "monitor.")
+            # No samples can be drawn from data that come in batches: an instrument then takes all (0).
+            default_samples = Monitor.samples if self.train.indexed else 0
+            monitor_table = table_of(Monitor, {"samples": default_samples, **monitor}, "monitor.")
             _check_can_be_drawn("monitor.samples", monitor_table.samples, self.train)
             self.monitor = self._make_monitoring(monitor_table, seed, batch * ranks, optimizer)
-        # With BatchNorm, a sample's loss depends on its batch. This is the batch's size, or 0 if the samples
-        # already come in batches.
-        batch_of_loss = batch if uses_batchnorm and self.train.indexed else 0
-        self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, batch_of_loss)
+        # With BatchNorm, a sample's loss depends on its batch: the estimator must cut samples into batches of
+        # this size. 0: it need not, because there is no BatchNorm, or because the data come in batches.
+        batch_to_cut = batch if uses_batchnorm and self.train.indexed else 0
+        self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, batch_to_cut)
 
     def _make_monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
         """Return the instruments of ``table``; a step has ``batch`` samples, 0: an unknown number."""
@@ -287,13 +289,14 @@ class ShardedObserver(Observer):
         monitor: Mapping[str, Any], batch: int, ranks: int, seed: int, optimizer: Any, **problem_options: Any,
     ) -> None:  # fmt: skip
         monitor_table = table_of(Monitor, {"samples": 0, **monitor}, "monitor.")
+        randomness, metrics = problem_options.pop("randomness"), problem_options.pop("metrics")
         # Option -> a value that must be 0, empty or False.
         refused = {
             "samples": samples,
             "monitor.samples": monitor_table.samples,
             "monitor.instruments": monitor_table.instruments,
-            "randomness": problem_options.pop("randomness") != "refuse",
-            "metrics": problem_options.pop("metrics") is not None,
+            "randomness": randomness != "refuse",
+            "metrics": metrics is not None,
             "model: BatchNorm": has_batchnorm(module),
         }
         for name, value in refused.items():
@@ -303,7 +306,7 @@ class ShardedObserver(Observer):
         self._without_side_effects = functools.partial(undisturbed, device, data, test)
         self._before_step = None
         with self._without_side_effects():
-            # For parameters that are DTensors, Problem() returns a ShardedProblem.
+            # For parameters that are DTensors, Problem() returns a ShardedProblem, which has further methods.
             self._sharded_problem: Any = Problem(module, loss, data, **problem_options)
             self.train = self._objective = self._sharded_problem
             self.test = None if test is None else Problem(module, loss, test, **problem_options)

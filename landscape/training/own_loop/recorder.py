@@ -140,7 +140,7 @@ class Recorder:
         self._optimizer, self._resume, self._scalars = optimizer, resume, scalars
         self._check_options(model)
         self._phase = IDLE
-        self._next_due = 1  # the next step with a measurement or a file
+        self._next_due = 1  # the next step at which something is measured or written
         self._broken = False  # whether a step failed midway, so that the weights must not be written
         self._process_id = os.getpid()  # a forked process must not write
         self._rank, self._world_size = loop.rank_and_size()
@@ -151,10 +151,11 @@ class Recorder:
         self._closed = self._records_nothing
         if self._records_nothing:
             return
+        self._resumes = resume is not False  # 0: at step 0
         # With shards, rank 0 checks the folder in _open_folder, so that all ranks raise its error.
         if not self._sharded:
-            storage.check_folder(self.folder, resume=resume is not False)
-        elif resume is not False:
+            storage.check_folder(self.folder, resume=self._resumes)
+        elif self._resumes:
             raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
         observer_class = ShardedObserver if self._sharded else Observer
         self._observer = observer_class(
@@ -173,12 +174,13 @@ class Recorder:
             metrics=metrics,
         )
         splits = {"train": data} if test is None else {"train": data, "test": test}
-        with contextlib.ExitStack() as resources:
+        with contextlib.ExitStack() as resources:  # closes the lock and the writers after an error
             self._open_folder(splits, resources)
-            self._resources = resources.pop_all()  # after an error they are closed, otherwise close() does it
+            self._resources = resources.pop_all()  # without an error close() closes them
         self._own_seconds = 0.0  # the time of the recorder's own work
         self._loop_began, self._loop_first_step = time.perf_counter(), self.steps
-        self._share_shown = self._rank > 0  # rank 0 shows once how much of the time is spent on measurements
+        # Rank 0 shows once which share of the time is spent on measurements; the other ranks never do.
+        self._has_shown_share = self._rank > 0
         atexit.register(self._close_at_exit)
 
     def _check_options(self, model: nn.Module) -> None:
@@ -197,30 +199,33 @@ class Recorder:
             splits: the user's data by name: "train" and, if there are test data, "test".
             resources: receives what :meth:`close` must close: the lock and the writers.
         """
-        observer, train, test = self._observer, self._observer.train, self._observer.test
-        run: Checkpoint | None = None
+        observer = self._observer
+        train, test = observer.train, observer.test
+        run: Checkpoint | None = None  # the run to resume
         with observer.raising_on_all_ranks():
             if self._rank == 0:
                 run = self._lock_folder(resources)
+        # The unit "1" is that of numbers without a unit.
         metric_units = {f"test_{name}": "1" for name in names_of(test)} if test else {}
         self._history = History(RECORDED, observer.monitor.columns | metric_units)
         self._own_columns = frozenset(self._history.units)
         if run is not None:
             self._restore(run)
         rows = self._history.rows
-        seconds_before = rows[-1]["wall_s"] if rows else 0.0  # of a resumed run
+        seconds_before = rows[-1]["wall_s"] if rows else 0.0  # the time that a resumed run has taken
         self._wall_start = time.perf_counter() - seconds_before
         self._lr = loop.learning_rate(self._optimizer)
         self._saved_step = self.steps  # the step of the last file
         self._has_new_rows = False  # whether the history has rows that the last file lacks
-        # The class's path is read here, because at the exit of the process __main__ no longer has a file.
+        # class_path() may need the file of __main__, which Python forgets before close() runs at exit.
         self._model_class = loop.class_path(observer.parameters.module)
+        tensors = {name: as_tensors(split) for name, split in splits.items()}
         self._data_facts = {
             "name": "",
             "options": {},
             "train": train.samples,
             "test": test.samples if test else 0,
-            "fingerprint": UserData({k: as_tensors(v) for k, v in splits.items()}, None).fingerprint,
+            "fingerprint": UserData(tensors, None).fingerprint,
         }
         names = writer_names(self._scalars) if self._rank == 0 else []
         with observer.raising_on_all_ranks():
@@ -249,21 +254,21 @@ class Recorder:
         files.make_folder(self.folder)
         resources.enter_context(Lock(self.folder)).acquire()
         files.remove_stale(self.folder)
-        storage.check_folder(self.folder, resume=self._resume is not False)
+        storage.check_folder(self.folder, resume=self._resumes)
         return run_before(self.folder, self._resume, self._observer.train.layout)
 
     def step(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of the optimizer's step: ``with recorder.step(): optimizer.step()``.
 
-        All changes of the weights inside this context are one step. Steps are counted from 1, including steps
-        that a GradScaler skips; their d is 0.
+        All changes of the weights inside this context are one step. Steps are counted from 1. A step that a
+        GradScaler skips counts as well, as a step without a change.
 
         Returns:
             The context, for a ``with`` statement.
 
         Raises:
-            InputError: for a call without ``with``, within another step or after :meth:`close`, and for
-                parameters that were added, frozen, or changed in shape or precision.
+            InputError: after a call without ``with``, within another step, and after :meth:`close`; in the
+                context, for parameters that were added, frozen, or changed in shape or precision.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -281,7 +286,7 @@ class Recorder:
             raise InputError("step: the recorder is closed; call step() before close()")
         if self._phase != IDLE:
             raise InputError("step: the last step is still open; use with recorder.step(): optimizer.step()")
-        self._phase = ASKED
+        self._phase = CALLED  # until the ``with`` block is entered
         return self._step_context()
 
     @contextlib.contextmanager
@@ -321,9 +326,9 @@ class Recorder:
     def _show_share(self) -> None:
         """Show the measurements' share of the time, once, after measurements of all periods."""
         periods = sorted({self._every, *self._observer.monitor.turns} - {0})
-        if self._share_shown or self.steps - self._loop_first_step < max(periods, default=NEVER):
+        if self._has_shown_share or self.steps - self._loop_first_step < max(periods, default=NEVER):
             return
-        self._share_shown = True
+        self._has_shown_share = True
         share = self._own_seconds / (time.perf_counter() - self._loop_began)
         steps = " and ".join(f"{period:,}" for period in periods)
         line = f"{self.folder}: measurements every {steps} steps take {share:.0%} of the time"
@@ -391,8 +396,8 @@ class Recorder:
             values: numbers by name. A tensor is read immediately, so the call waits for the GPU.
 
         Raises:
-            InputError: for a name that is not allowed, such as that of a column which the recorder itself
-                fills; a unit other than the column's; a value that is not one number.
+            InputError: for a name that is not allowed, such as the name of a column that the recorder fills;
+                for a unit other than the column's; for a value that is not one number.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -414,7 +419,8 @@ class Recorder:
                 raise InputError("log", name, allowed="letters, digits, _, . and -, a letter first")
             if name in self._own_columns and name not in USER_COLUMNS:
                 raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
-            units[name] = units.get(name) or unit or "1"  # a resumed file may have "" for an unknown unit
+            if not units.get(name):  # a new column, or one whose unit in the resumed file is "": unknown
+                units[name] = unit or "1"
             if unit is not None and unit != units[name]:
                 raise InputError(f"log: '{unit}' is not allowed, the unit of '{name}' is '{units[name]}'")
         # Within the context of step(), ``self.steps`` does not yet count the present step.
@@ -508,12 +514,12 @@ class Recorder:
             return
         atexit.unregister(self._close_at_exit)
         try:
-            if not self._broken and self._phase != INSIDE:
+            if not self._broken and self._phase != INSIDE:  # the weights are those after a whole step
                 observer = self._observer
-                row = self._row(self.steps) or {}
-                tested = math.isfinite(row.get("test_loss", math.nan))
+                row = self._row(self.steps)
+                has_test_loss = row is not None and math.isfinite(row.get("test_loss", math.nan))
                 # With a sharded model, all ranks take part as soon as one has something to measure or write.
-                if observer.test is not None and observer.any_rank(not tested):
+                if observer.test is not None and observer.any_rank(not has_test_loss):
                     self._record(self.steps, observer.test_columns())
                 if observer.any_rank(self.steps != self._saved_step or self._has_new_rows):
                     self._write_checkpoint()
@@ -550,7 +556,7 @@ class Recorder:
 
 
 # Phases of the context that step() gives: no step, step() was called, the with block was entered.
-IDLE, ASKED, INSIDE = 0, 1, 2
+IDLE, CALLED, INSIDE = 0, 1, 2
 
 
 class RecorderWarning(UserWarning):

@@ -26,7 +26,7 @@ from landscape.core.options import ends_in, toml_text
 from landscape.problem.layout import Layout, unwrapped
 from landscape.training import own_loop as loop
 from landscape.training.algorithms import Rule
-from landscape.training.own_loop import DefaultGroup, Tracked, kind_and_place, plain, precision, refusal
+from landscape.training.own_loop import DefaultGroup, Tracked, kind_and_place, precision, refusal
 from landscape.training.processes.comm import Comm
 
 
@@ -89,11 +89,12 @@ class Stepper:
             step = self.steps + 1
             self.group.step = step
             self.weights.copy_(self.parameters.flat)
-            if self.rule.at_mean:  # the parameters are the mean since the end of the previous step
+            if self.rule.at_mean:  # at the end of a step, all learners' parameters are set to the mean w_a
                 self.comm.hold_mean(self.weights)
             self.rule.begin(self.weights, step)
             self._points = self.rule.gradient_points(self.weights)
-            if self._points.data_ptr() != self.weights.data_ptr():  # gradients are taken at other points
+            # If the rule does not return ``weights`` themselves, gradients are taken at other points.
+            if self._points.data_ptr() != self.weights.data_ptr():
                 if not in_forward:
                     remedy = "call the wrapper itself, in training mode, before each step"
                     raise InputError(f"model: this algorithm takes gradients at older weights; {remedy}")
@@ -280,7 +281,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         if comm.rank > 0:
             for tensor in checkpoint.stacked().values():
                 comm.send_rows(tensor)
-        else:  # save() receives all tensors even if the disk is full, so that no sender waits
+        else:  # Checkpoint.save() receives all tensors even if the disk is full, so that no other rank waits
             checkpoint.save(path, comm.learners, comm.rows)
 
 
@@ -311,7 +312,8 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     comm, parameters, rule = stepper.comm, stepper.parameters, stepper.rule
     file_learners = 0
 
-    def own_learner(learners: int) -> slice:  # called with the number of learners in the file
+    def own_learner(learners: int) -> slice:
+        """Note the number of learners in the file, and return the learner of this process."""
         nonlocal file_learners
         file_learners = learners
         return comm.local
@@ -336,13 +338,13 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     check_fit(path, checkpoint.layout, parameters.layout)
     untrained = parameters.untrained(saved=True)  # frozen parameters and buffers
     if checkpoint.buffers.keys() != untrained.keys():
-        different = sorted(checkpoint.buffers.keys() ^ untrained.keys())[0]
-        raise OperationError(f"{path}: buffer '{different}' is not in both the file and the model")
+        name = min(checkpoint.buffers.keys() ^ untrained.keys())  # the first name that only one of them has
+        raise OperationError(f"{path}: buffer '{name}' is not in both the file and the model")
     rule.restore(checkpoint.rule, checkpoint.shared)
     stepper.state.restore(checkpoint.optimizer)
     parameters.flat.copy_(checkpoint.weights)
     for name, tensor in untrained.items():
-        tensor.copy_(checkpoint.buffers[name][0])
+        tensor.copy_(checkpoint.buffers[name][0])  # row 0: only the learner of this process was read
     stepper.steps = checkpoint.step
 
 
@@ -365,8 +367,10 @@ class FlatParameters(Tracked):
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        slots = (dataclasses.replace(slot, name=plain(slot.name)) for slot in Layout.of(module).slots)
-        super().__init__(module, Layout(tuple(slots)), plain)
+        slots = [
+            dataclasses.replace(slot, name=loop.unwrapped_name(slot.name)) for slot in Layout.of(module).slots
+        ]
+        super().__init__(module, Layout(tuple(slots)), loop.unwrapped_name)
         self.optimizer = optimizer
         self._parameters = self.named()  # at the last check, frozen ones included
         self.trained = {name: p for name, p in self._parameters.items() if p.requires_grad}
