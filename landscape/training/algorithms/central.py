@@ -281,9 +281,8 @@ class AsyncSGD(Rule):
                 self.shared["momentum"][last] = self.shared["last_momentum"]
         if self.measured:
             if self.deliver is None:  # a Trainer of one process, which launch.check_processes has not seen
-                raise InputError(
-                    "algorithm.schedule: 'measured' needs several processes; give train(…, nproc=)"
-                )
+                words = "'measured' needs several processes; give train(…, nproc=)"
+                raise InputError(f"algorithm.schedule: {words}")
             self.shared = self.shared | {"last": torch.tensor(self.deliver())}
         self._worker = self.worker(step)
 

@@ -264,9 +264,8 @@ class TopK(Rule):
         count = 0
         for place, shape in shapes or [(slice(None), (weights.shape[1],))]:
             if len(shape) > 2:
-                raise InputError(
-                    f"algorithm.name: {self.label} needs vectors or matrices, not {tuple(shape)}"
-                )
+                words = f"{self.label} needs vectors or matrices, not {tuple(shape)}"
+                raise InputError(f"algorithm.name: {words}")
             rows, columns = (1, 1, *shape)[-2:]  # a vector is one row
             h, w = (_largest_divisor(side, chunk) for side in (rows, columns))
             of_rows, of_columns = (torch.from_numpy(basis(s)).to(weights) for s in (h, w))

@@ -202,9 +202,8 @@ class Runner:
         rows = sorted((setting for setting, outcomes in self.outcomes.items() if outcomes), key=order)
         # A table for each setting, a row for each seed.
         tables = [pandas.DataFrame([*self.outcomes[setting].values()]) for setting in rows]
-        reductions = {name: "std" if name.endswith("_std") else "mean" for name in COLUMNS} | {
-            "diverged": "sum"
-        }
+        reductions = {name: "std" if name.endswith("_std") else "mean" for name in COLUMNS}
+        reductions["diverged"] = "sum"
         arrays: dict[str, Any] = {}
         for name, reduction in reductions.items():
             columns = [table[name.removesuffix("_std")] for table in tables]

@@ -114,10 +114,8 @@ class NoiseScale(Instrument):
         traces, norms2 = self._window()
         if not len(traces):
             return {}
-        estimates, covariance = (
-            statistics.ratio_estimates(traces, norms2),
-            covariance_of_means(traces, norms2),
-        )
+        estimates = statistics.ratio_estimates(traces, norms2)
+        covariance = covariance_of_means(traces, norms2)
         noise = GradientNoise(estimates, *mean_and_error(traces), *mean_and_error(norms2), covariance)
         return self._row_of(noise)
 

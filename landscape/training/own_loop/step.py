@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,9 +323,8 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     if checkpoint.algorithm != RECORDED or "algorithm" not in settings:
         raise OperationError(f"{path}: is from no DecentralizedDataParallel; give one of save_checkpoint")
     if file_learners != comm.learners:
-        raise InputError(
-            f"{path}: has {file_learners} learners, not {comm.learners}; start {file_learners} processes"
-        )
+        words = f"has {file_learners} learners, not {comm.learners}; start {file_learners} processes"
+        raise InputError(f"{path}: {words}")
     file_algorithm = settings["algorithm"]
     for key in {**file_algorithm, **algorithm}:  # the keys of both
         file_value, value = file_algorithm.get(key), algorithm.get(key)
@@ -367,9 +366,7 @@ class FlatParameters(Tracked):
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        slots = [
-            dataclasses.replace(slot, name=loop.unwrapped_name(slot.name)) for slot in Layout.of(module).slots
-        ]
+        slots = [replace(slot, name=loop.unwrapped_name(slot.name)) for slot in Layout.of(module).slots]
         super().__init__(module, Layout(tuple(slots)), loop.unwrapped_name)
         self.optimizer = optimizer
         self._parameters = self.named()  # at the last check, frozen ones included

@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,9 +117,9 @@ class Children:
         return self
 
     def start(
-        self, module: str, words: Sequence[str], environment: Mapping[str, str], *, piped: bool, show: bool
+        self, module: str, argv: Sequence[str], environment: Mapping[str, str], *, piped: bool, show: bool
     ) -> None:
-        """Start a child process that calls main() of ``module`` with the command-line arguments ``words``.
+        """Start a child process that calls main() of ``module`` with the command-line arguments ``argv``.
 
         Args:
             environment: environment variables in addition to those of this process.
@@ -129,20 +130,22 @@ class Children:
         number = len(self.all)
         parent_end, child_end = socket.socketpair()  # the child sends its signs of life here
         parent_end.setblocking(False)
-        errors = self.folder / f"errors-{number}"
+        error_path = self.folder / f"errors-{number}"
         variables = {**environment, boot.LINK: str(child_end.fileno())}
-        stdout = None if show else subprocess.DEVNULL
-        error_file = contextlib.nullcontext() if show else errors.open("wb")  # None: this process's stderr
+        # If stdout or stderr is None, the child shares that of this process.
+        unpiped_stdout = None if show else subprocess.DEVNULL
+        error_file = contextlib.nullcontext() if show else error_path.open("wb")
+        # -P keeps the folder of boot.__file__ out of sys.path.
         with child_end, error_file as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-P", boot.__file__, module, *words],
+                [sys.executable, "-P", boot.__file__, module, *argv],
                 env={**os.environ, **variables},
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if piped else stdout,
+                stdout=subprocess.PIPE if piped else unpiped_stdout,
                 stderr=stderr,
                 pass_fds=[child_end.fileno()],
             )
-        self.all.append(Child(number, process, parent_end, errors))
+        self.all.append(Child(number, process, parent_end, error_path))
 
     def check(self, *streams: IO[bytes]) -> list[IO[bytes]]:
         """Read the children's signs of life, and return the ``streams`` with data to read."""
@@ -223,20 +226,21 @@ class Pool:
         Raises:
             JobError: when a job fails; the other processes are then killed.
         """
-        waiting = list(enumerate(jobs))[::-1]  # the next job is the last item
+        waiting_jobs = deque(enumerate(jobs))
         with Children() as children:
-            for process in range(min(self.nproc, len(jobs))):
-                variables = threads_each(self.nproc, self.threads) | self.environment(process)
+            for number in range(min(self.nproc, len(jobs))):
+                variables = threads_each(self.nproc, self.threads) | self.environment(number)
                 children.start(__name__, [function], variables, piped=True, show=False)
-            busy = {child: _give_next_job(child, waiting) for child in children.all}
-            for _ in jobs:
+            # The index of the job that each child works on.
+            busy = {child: _give_next_job(child, waiting_jobs) for child in children.all}
+            for _ in jobs:  # each job has one answer
                 child, answer = self._next_answer(children, busy)
                 job_index = busy.pop(child)
                 if "failed" in answer:
                     sys.stderr.write(answer["trace"])
                     raise JobError(job_index, answer["failed"])
-                if waiting:
-                    busy[child] = _give_next_job(child, waiting)
+                if waiting_jobs:
+                    busy[child] = _give_next_job(child, waiting_jobs)
                 done(job_index, answer["result"])
 
     def _next_answer(self, children: Children, busy: Mapping[Child, int]) -> tuple[Child, dict[str, Any]]:
@@ -256,9 +260,9 @@ class Pool:
                     raise JobError(job, f"its process was lost, no sign of life for {self.timeout:g} s")
 
 
-def _give_next_job(child: Child, waiting: list[tuple[int, Sequence[Any]]]) -> int:
+def _give_next_job(child: Child, waiting_jobs: deque[tuple[int, Sequence[Any]]]) -> int:
     """Send the next job to ``child``, and return the job's index."""
-    job_index, arguments = waiting.pop()
+    job_index, arguments = waiting_jobs.popleft()
     assert child.process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the child has ended: the missing answer shows it
         child.process.stdin.write(json.dumps(list(arguments)).encode() + b"\n")
@@ -292,14 +296,16 @@ class RestartableError(OperationError):
 
 
 def start(
-    words: Sequence[str], nproc: int, *, timeout: float, threads: int | None, restarts: int = 0,
+    argv: Sequence[str], nproc: int, *, timeout: float, threads: int | None, restarts: int = 0,
     hint: Callable[[], str], log: Path | None = None, show_output: bool = True,
 ) -> int:  # fmt: skip
-    """Run ``landscape`` with the arguments ``words`` in ``nproc`` processes, and return the exit code.
+    """Run ``landscape`` in ``nproc`` processes, and return their common exit code.
 
     Args:
+        argv: the command-line arguments of every process.
+        nproc: the number of processes.
         timeout: the longest time of a process without a sign of life (s).
-        threads: the number of threads that the processes share; None: the environment sets it for each.
+        threads: the number of threads that the processes share; None: as environment variables say.
         restarts: how often all processes may be restarted after one is lost.
         hint: returns words that tell the user how to resume after a process is lost.
         log: a file for lines about starts and failures; none are written if the run's folder does not exist.
@@ -321,9 +327,9 @@ def start(
                 **threads_each(nproc, threads),
             }
             for rank in range(nproc):
-                ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                variables = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 show = show_output and rank == 0
-                children.start("landscape.cli", words, environment | ranks, piped=False, show=show)
+                children.start("landscape.cli", argv, variables, piped=False, show=show)
             _log(log, f"start {attempt}: processes {', '.join(str(c.process.pid) for c in children.all)}")
             try:
                 return _watch(children, timeout)
@@ -333,7 +339,8 @@ def start(
                     raise
                 if attempt == restarts:
                     line, advice = str(error), hint()
-                    raise OperationError(line if advice in line else f"{line}; {advice}") from error
+                    addition = "" if advice in line else f"; {advice}"  # the process may have given it
+                    raise OperationError(line + addition) from error
     raise AssertionError("unreachable")
 
 

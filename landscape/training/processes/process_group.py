@@ -102,12 +102,12 @@ class Group(Processes):
             device, timeout: as for the class.
             exchange_timeout: the longest time of an exchange (s); default: ``timeout``.
 
-        Raises InputError for an address that is missing or wrong; OperationError where a port is in use, or a
+        Raises InputError if the address is missing or wrong; OperationError if a port is in use, or if a
         process does not join in time.
         """
         group = cls(device, timeout)
         exchange_store, group._store = group._connect()
-        group._meet()
+        group._wait_for_ranks()
         init = functools.partial(
             dist.init_process_group,
             group.backend,
@@ -120,12 +120,12 @@ class Group(Processes):
         try:
             if group.backend == "nccl":  # only the thread that starts NCCL may use it
                 init()
-            else:
+            else:  # init() should itself end at the timeout; within() also ends a call that hangs
                 within(timeout + LOST_AFTER, init)
         except (RuntimeError, TimeoutError) as error:
             words = f"the processes cannot meet ({first_line(error)})"
             raise OperationError(f"rank {group.rank}: {words}") from error
-        threading.Thread(target=group._beat, daemon=True).start()
+        threading.Thread(target=group._beat, daemon=True).start()  # exchanges signs of life
         return group
 
     def _connect(self) -> tuple[Any, Store]:
@@ -146,7 +146,7 @@ class Group(Processes):
         exchanges, signs = (PrefixStore(f"landscape/{self.attempt}", store) for store in stores)
         return PrefixStore("group", exchanges), TorchStore(signs)
 
-    def _meet(self) -> None:
+    def _wait_for_ranks(self) -> None:
         """Wait for every rank; each writes the number of ranks that it expects."""
         self._ask(lambda: self._store.set(f"here-{self.rank}", str(self.size)))
         deadline = time.monotonic() + self.timeout

@@ -208,12 +208,12 @@ class Init:
 
 
 def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any) -> Any:
-    """Return a recipe's table: an instance of the dataclass ``kind``, made from ``values``, key -> value.
+    """Return a recipe's table: an instance of the dataclass ``kind``, made from ``values`` (key -> value).
 
-    ``others`` are values of those fields of ``kind`` that are no keys of the table.
+    ``others`` are the values of fields of ``kind`` that are no keys of the table.
 
     Raises:
-        InputError: for unknown or missing keys and wrong values; the message names ``prefix`` and the key.
+        InputError: for unknown or missing keys and wrong values; the message names the key after ``prefix``.
 
     Example:
         >>> table_of(Monitor, {"every": 10}, "monitor.").every
@@ -230,8 +230,8 @@ def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any
             value = table_of(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
         checked[key] = value
     for name, f in fields.items():
-        no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if name not in checked and no_default:
+        has_no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if name not in checked and has_no_default:
             raise InputError(f"recipe key {prefix}{name}: missing, and there is no default")
     table = kind(**checked, **others)
     options.check_fields(table, prefix)
@@ -342,9 +342,9 @@ def cells() -> dict[str, tuple[Series, str, int, str, float]]:
 def paper_recipe_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
     """Return the values, by key, of the recipe ``name`` of DPSGD-2020's tables; None for any other name.
 
-    Three of the user's settings ``changes`` determine the number of steps: ``epochs``, which only these
-    recipes have, and which also scales the schedule; ``batch``; and ``data.subset``. Raises InputError for an
-    unknown name that begins with "cifar10/" or "speech/".
+    ``changes`` are the user's settings. Three of them determine the number of steps: ``epochs``, ``batch``
+    and ``data.subset``. Only these recipes have the setting ``epochs``; it also scales the schedule. Raises
+    InputError for an unknown name that begins with "cifar10/" or "speech/".
     """
     if name not in cells():
         if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
@@ -354,9 +354,10 @@ def paper_recipe_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | 
     series, model, batch, algorithm, lr = cells()[name]
     epochs = fit("epochs", changes.get("epochs", EPOCHS[series.task]), Positive)
     batch = fit("batch", changes.get("batch", batch), Count)
-    data = changes.get("data", {})
-    subset = data.get("subset") if isinstance(data, dict) else 0
-    samples = subset if isinstance(subset, int) and subset > 0 else SAMPLES[series.task]
+    samples = SAMPLES[series.task]
+    data = changes.get("data")
+    if isinstance(data, dict) and isinstance(data.get("subset"), int) and data["subset"] > 0:
+        samples = data["subset"]  # other values are refused later, with all keys of the recipe
     steps = max(1, round(epochs * samples / batch))
     task_tables = _task_tables(series.task, epochs / EPOCHS[series.task])
     noise = {"sigma": SIGMA[model]} if algorithm == "ssgd-noise" else {}
@@ -367,9 +368,9 @@ def paper_recipe_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | 
         "lr": lr,
         "steps": steps,
         "decompose": {"every": 0},
-        # Intervals for 32 evaluations and four checkpoints (our choice), rounded up.
-        "evaluate": {"every": -(-steps // 32)},
-        "checkpoint": {"every": -(-steps // 4)},
+        # Intervals for 32 evaluations and four checkpoints (our choice).
+        "evaluate": {"every": math.ceil(steps / 32)},
+        "checkpoint": {"every": math.ceil(steps / 4)},
         **task_tables,
         "algorithm": ALGORITHMS[algorithm] | noise,
         "model": {"name": model, **task_tables["model"]},

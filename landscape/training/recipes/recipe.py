@@ -309,10 +309,9 @@ class Recipe:
             10
         """
         values = with_changes(self.values(), settings)
-        same = values["algorithm"] == self.algorithm
-        return refuse_without_effect(
-            from_values(values, next(iter(self.matrices.values()), None) if same else None)
-        )
+        has_same_algorithm = values["algorithm"] == self.algorithm
+        matrix = next(iter(self.matrices.values()), None) if has_same_algorithm else None
+        return refuse_without_effect(from_values(values, matrix))
 
 
 def read(
@@ -332,8 +331,10 @@ def read(
     changes = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
     new_values = {key: value for key, value in changes.items() if not key.startswith(UNSET)}
     new_tables = with_changes({}, new_values)  # the settings alone, as nested tables
-    values = built_in.paper_recipe_values(recipe, new_tables) or built_in.file_values(recipe)
-    if recipe in built_in.cells():
+    values = built_in.paper_recipe_values(recipe, new_tables)
+    if values is None:  # a bundled file's name, or a file
+        values = built_in.file_values(recipe)
+    else:
         changes.pop("epochs", None)  # paper_recipe_values has applied this key
     values = with_changes(values, changes)
     tables_to_check = () if allow_code else CODE

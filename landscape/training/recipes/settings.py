@@ -204,7 +204,7 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
     """Return the settings of a :class:`.Recipe` that have no effect, except default values.
 
     Returns:
-        Key -> (value, the conditions for an effect that the recipe does not meet, in words).
+        Key -> (the key's value, what the recipe lacks for an effect of the key, in words).
     """
     schedule, monitor, rule = recipe.schedule, recipe.monitor, recipe.rule()
     run_optimizer = optimizer.make(*recipe.part("optimizer"))
@@ -213,15 +213,14 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
         instruments.append("lambda-max")
     keys_of_instruments = {key for name in instruments for key in registry.instruments[name].reads}
     # Some rules move w_a along the mean gradient only in some steps; the first 99 steps include one of these.
-    follows_gradient = run_optimizer.direction_is_gradient and any(
-        rule.follows_mean_direction(step) for step in range(1, 100)
-    )
-    # Besides the keys of its table, a condition may name these numbers and facts; a fact holds if it is true.
+    follows_mean = any(rule.follows_mean_direction(step) for step in range(1, 100))
+    # A condition may name keys of its table, these two numbers, and these facts. A fact is true or false, or
+    # a list, number or other value that counts as true unless it is empty or 0.
     facts = {
         "learners": recipe.learners,
         "steps": recipe.steps,
         RATE_CHANGES: schedule.warmup or schedule.milestones or schedule.anneal != 1 or schedule.cosine,
-        ALONG_GRADIENT: follows_gradient,
+        ALONG_GRADIENT: run_optimizer.direction_is_gradient and follows_mean,
         HAS_STATE: run_optimizer.names,
         NOT_PLAIN_SGD: run_optimizer.names or not run_optimizer.linear,
     }
@@ -230,18 +229,19 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
         for key, condition in conditions.items():
             if values.get(key) == defaults.get(key):
                 continue
-            terms = {**facts, **values, IS_READ: key in keys_of_instruments}
-            unmet = []  # "A and B or C" has two alternatives; for each, the terms that are not true
+            known = {**facts, **values, IS_READ: key in keys_of_instruments}
+            # "A and B or C" has the alternatives "A and B" and "C". For each, the terms that are not true.
+            unmet = []
             for alternative in condition.split(" or "):
-                unmet_terms = [term for term in alternative.split(" and ") if not _is_true(term, terms)]
+                unmet_terms = [term for term in alternative.split(" and ") if not _is_true(term, known)]
                 unmet.append(" and ".join(unmet_terms))
-            if all(unmet):
+            if all(unmet):  # no alternative is true
                 settings[f"{where}.{key}"] = values[key], " or ".join(dict.fromkeys(unmet))
     spec = recipe.spec("optimizer")
     groups = spec.options.pop(optimizer.GROUPS, {})
-    # Groups have no effect if all of them have the optimizer and the options of the other parameters.
-    same_as_others = {"name": spec.name, "lr_factor": 1.0, **spec.options}
-    if all(group == same_as_others for group in groups.values()):
+    # Groups have no effect if all of them have the optimizer and the options of the parameters in no group.
+    without_group = {"name": spec.name, "lr_factor": 1.0, **spec.options}
+    if all(group == without_group for group in groups.values()):
         for pattern in groups:
             value = recipe.optimizer[optimizer.GROUPS][pattern]
             settings[f"optimizer.groups.{pattern}"] = value, "a setting of its own"

@@ -77,7 +77,7 @@ def launch(
     hooks = dataclasses.replace(hooks or Hooks())  # a copy, because its functions are replaced below
     writes_files = group is None or group.rank == 0
     with Lock(folder) as lock:
-        # A folder without a run is made and locked after all checks.
+        # A folder with files of a run is locked now; another folder is made and locked after all checks.
         if writes_files and storage.named_like_a_run(folder):
             lock.acquire()
         if group:  # so that no process reads a checkpoint before rank 0 has the lock
@@ -86,11 +86,10 @@ def launch(
             hooks.message(f"{folder}: complete already, nothing is trained")
             return Checkpoint.load(folder / "last.h5")
         run_files = storage.check_folder(folder, resume=resume, force=force)
-        checkpoint = None
+        checkpoint = None  # the state to resume from; None: the start of the run
         if resume:
-            checkpoint, recipe = _checkpoint_and_recipe(
-                folder, recipe, functools.partial(_own_learners, group), allow_code
-            )
+            own_learners = functools.partial(_own_learners, group)
+            checkpoint, recipe = _checkpoint_and_recipe(folder, recipe, own_learners, allow_code)
         if recipe is None:
             words = "a recipe's name (see 'landscape recipes') or a .toml file"
             raise InputError("recipe: missing", give={"resume": True}, otherwise=words)
@@ -106,9 +105,8 @@ def launch(
         if checkpoint is None and bn_samples != Evaluate.bn_samples and not has_batchnorm:
             words = "is not allowed, it changes nothing without BatchNorm in the model; leave it out"
             raise InputError(f"evaluate.bn_samples: {bn_samples} {words}")
-        hooks.save = functools.partial(
-            _save_on_rank_0, folder=folder, comm=trainer.comm, every=recipe.checkpoint.every
-        )
+        every = recipe.checkpoint.every
+        hooks.save = functools.partial(_save_on_rank_0, folder=folder, comm=trainer.comm, every=every)
         if group:  # all processes must have the same recipe, data and step
             facts = _by_dotted_key(recipe.values())
             facts["data"] = str(trainer.data["fingerprint"])
@@ -151,13 +149,12 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
     """Run ``trainer``, which has this process's learners, and write logs/rank-R.log."""
     hooks = trainer.hooks
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
-        role, learners = type(trainer).__name__.lower(), trainer.comm.local
+        role = type(trainer).__name__.lower()  # trainer, server or worker
+        learners = trainer.comm.local
         own_learners = f"{role} of learners {learners.start} to {learners.stop - 1}"
-        log(
-            f"rank {group.rank} of {group.size}, {own_learners}, on {group.device}; {socket.gethostname()}, "
-            f"process {os.getpid()}; {group.backend}"
-        )
-        message, save = hooks.message, hooks.save
+        process = f"{socket.gethostname()}, process {os.getpid()}; {group.backend}"
+        log(f"rank {group.rank} of {group.size}, {own_learners}, on {group.device}; {process}")
+        message, save = hooks.message, hooks.save  # the functions that the next two call in addition
 
         def message_and_log(line: str) -> None:
             log(line)
@@ -238,30 +235,26 @@ def _checkpoint_and_recipe(
 ) -> tuple[Checkpoint | None, Recipe | None]:
     """Return the checkpoint from which the run in ``folder`` continues, and the recipe to follow.
 
-    The checkpoint is None if the run begins at step 0. The recipe is ``recipe`` or, if this is None, that of
-    the folder's run. ``learners`` chooses the learners to read, as in :meth:`.Checkpoint.load`. Raises
-    OperationError if there is neither a run nor a recipe, and if the recipe cannot continue the run.
+    The checkpoint is None if the run begins at step 0. The recipe is ``recipe``; if ``recipe`` is None, it is
+    the recipe of the folder's run. ``learners`` chooses the learners to read, as in :meth:`.Checkpoint.load`.
+    Raises OperationError if there is neither a run nor a recipe, and if the recipe cannot continue the run.
     """
     checkpoint: Checkpoint | None = None
-    stored: Recipe | None = None
     if (folder / "last.h5").exists():
         checkpoint = storage.last_sound(folder, learners)
-        stored = recipe_of(checkpoint)
-    elif (folder / "recipe.toml").exists():
-        # The run was stopped before its first checkpoint, and begins at step 0. Reading its recipe here runs
-        # no code that the recipe names; ``allow_code`` is checked below.
-        stored = from_values(file_values(str(folder / "recipe.toml")))
-    elif recipe is None:
+        stored_recipe = recipe_of(checkpoint)
+    elif (folder / "recipe.toml").exists():  # the run was stopped before its first checkpoint
+        stored_recipe = from_values(file_values(str(folder / "recipe.toml")))  # runs no code of the recipe
+    elif recipe is not None:
+        return None, recipe
+    else:
         raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a recipe to start one")
-    if stored is None:
-        return checkpoint, recipe
     if recipe is not None:
-        return checkpoint, _checked_recipe(stored, recipe, folder)
-    if stored.names_code and not allow_code:
-        raise OperationError(
-            f"{folder}: its recipe names code", give={"allow_code": True}, otherwise="the recipe again"
-        )
-    return checkpoint, stored
+        return checkpoint, _checked_recipe(stored_recipe, recipe, folder)
+    if stored_recipe.names_code and not allow_code:
+        words = f"{folder}: its recipe names code"
+        raise OperationError(words, give={"allow_code": True}, otherwise="the recipe again")
+    return checkpoint, stored_recipe
 
 
 def _checked_recipe(stored: Recipe, recipe: Recipe, folder: Path) -> Recipe:
@@ -345,7 +338,7 @@ def pool(jobs: int, timeout: float, device: str) -> children.Pool:
 
 
 def train_runs(
-    runs: Sequence[TrainingJob], ended: Ended, progress: Progress, *, pool: children.Pool, device: str,
+    runs: Sequence[TrainingJob], on_end: Ended, progress: Progress, *, pool: children.Pool, device: str,
     data_dir: str | Path | None, until: float | None = None,
 ) -> None:  # fmt: skip
     """Start or resume ``runs`` in the processes of ``pool``.
@@ -353,10 +346,11 @@ def train_runs(
     If there is only one run, or only one process in the pool, the runs are made in this process.
 
     Args:
-        ended: called with each run that ends, and with its time.
+        runs: the recipe and the folder of each run.
+        on_end: called with each run that ends, and its duration (s); None: ``until`` has stopped the run.
         progress: called with the completed share of the present run (0 to 1), only for runs in this process.
         pool, device, data_dir: the processes, the device, and the folder of data sets.
-        until: as for :func:`train_one`.
+        until: the time at which the runs stop, in the seconds of time.time(); None: no such time.
 
     Raises:
         OperationError: a run failed.
@@ -364,7 +358,7 @@ def train_runs(
     if pool.nproc == 1 or len(runs) <= 1:
         for run in runs:
             seconds = train_one(run, device, data_dir, until, step=lambda done, total: progress(done / total))
-            ended(run, seconds)
+            on_end(run, seconds)
         return
     for run in runs:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -372,7 +366,7 @@ def train_runs(
     common_arguments = [device, None if data_dir is None else os.fspath(data_dir), until]
     jobs = [[run.recipe.to_toml(), os.fspath(run.folder), *common_arguments] for run in runs]
     try:
-        pool.run(f"{__name__}:_train_job", jobs, lambda index, seconds: ended(runs[index], seconds))
+        pool.run(f"{__name__}:_train_job", jobs, lambda index, seconds: on_end(runs[index], seconds))
     except children.JobError as error:
         raise OperationError(f"{runs[error.number].folder}: {error}") from error
 
@@ -504,12 +498,15 @@ def in_processes(
     if run_recipe is not None:
         check_processes(run_recipe, nproc)
     arguments = ["train", "-o", str(folder), "--device", device, "--timeout", str(timeout)]
-    arguments += ["--data-dir", str(data_dir)] if data_dir else []
-    # A restart runs the same command, and must resume; in a folder without a run, --resume starts a run.
-    arguments += ["--resume"] if resume or max_restarts else []
-    arguments += ["--force"] if force else []
-    # Where ``recipe`` names code, the user allowed this code when the recipe was read.
-    arguments += ["--allow-code"] if allow_code or (recipe and recipe.names_code) else []
+    if data_dir:
+        arguments += ["--data-dir", str(data_dir)]
+    if resume or max_restarts:  # a restart runs the same command; without a run, --resume starts one
+        arguments.append("--resume")
+    if force:
+        arguments.append("--force")
+    # If ``recipe`` names code, the user has allowed this code: otherwise reading the recipe raises an error.
+    if allow_code or (recipe and recipe.names_code):
+        arguments.append("--allow-code")
     arguments += ["--quiet"] if output_flags is None else output_flags
     with tempfile.TemporaryDirectory(prefix="landscape-recipe-") as recipe_folder:
         if recipe is not None:

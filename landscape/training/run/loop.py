@@ -89,12 +89,12 @@ class Trainer:
         dataset: Dataset | None = None,
     ) -> None:  # fmt: skip
         self.comm = Comm(recipe.learners, group)
-        start = None  # the checkpoint with the initial weights; None: new weights
+        initial = None  # the checkpoint with the initial weights; None: new weights
         if checkpoint is None:
-            recipe, start = setup.read_initial(recipe)
+            recipe, initial = setup.read_initial(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
         data = dataset or user_code.load_data("data", recipe.spec("data"), data_dir)
-        self._make_problems(data, start, checkpoint, torch.device(device))
+        self._make_problems(data, initial, checkpoint, torch.device(device))
         self.algorithm, _ = recipe.part("algorithm")
         self.rule = recipe.rule()
         self.description = recipe.describe()
@@ -107,42 +107,42 @@ class Trainer:
         self.optimizer.start(self.train.layout, self.weights)
         # ``objective`` is the loss that the steps descend. With BatchNorm it depends on the batches.
         objective = self.train
-        batch = 0  # samples in a batch that shares BatchNorm's statistics; 0: no BatchNorm
+        bn_batch = 0  # the number of samples that share BatchNorm's statistics; 0: no BatchNorm
         if has_batchnorm(self.train.model):
-            batch = recipe.local_batch // recipe.accumulate
-            objective = self.train.with_batchnorm("train", batch)
-        full_gradient = GradientEstimator(objective, self.comm, recipe.decompose.samples, recipe.seed, batch)
-        self.decomposer = Decomposer(self.stack, full_gradient, self.parts)
+            bn_batch = recipe.local_batch // recipe.accumulate
+            objective = self.train.with_batchnorm("train", bn_batch)
+        estimator = GradientEstimator(objective, self.comm, recipe.decompose.samples, recipe.seed, bn_batch)
+        self.decomposer = Decomposer(self.stack, estimator, self.parts)
         self.monitor = make_monitoring(
             recipe, objective, self.comm, self.optimizer, self.minibatches, self.stack
         )
         self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
         self.divergence = DivergenceTest(recipe.diverge, float(inner(self.train.weights, self.train.weights)))
         self.step = 0  # the number of completed steps
-        self.diverged, self.diverged_at = "", -1  # both: no divergence
+        self.diverged, self.diverged_at = "", -1  # "" and -1: the run has not diverged
         self._pending: PendingStep | None = None
         self._row_for_hook: Row | None = None  # the last row, which hooks.row gets after the next step
         if checkpoint:
             self._restore(checkpoint)
 
     def _make_problems(
-        self, dataset: Any, start: Checkpoint | None, checkpoint: Checkpoint | None, device: torch.device
+        self, dataset: Any, initial: Checkpoint | None, checkpoint: Checkpoint | None, device: torch.device
     ) -> None:
         """Make the problems for training and test, and the objects that use them.
 
         Args:
             dataset: the data set.
-            start: has the initial weights; None: new weights.
+            initial: the checkpoint with the initial weights; None: new weights.
             checkpoint: the state to resume from; None: the start of the run.
             device: the device of weights and data.
         """
         recipe = self.recipe
-        data_spec, self.model = recipe.spec("data"), recipe.spec("model")
+        data_spec, self.model_spec = recipe.spec("data"), recipe.spec("model")
         if checkpoint:
             checkpoint.check_data(dataset)
-        model, dtype = setup.network(recipe, dataset, start), getattr(torch, recipe.dtype)
-        problem_of = functools.partial(Problem, model, dataset.loss, device=device, dtype=dtype)
-        self.train, self.test = problem_of(dataset.split("train")), problem_of(dataset.split("test"))
+        model, dtype = setup.network(recipe, dataset, initial), getattr(torch, recipe.dtype)
+        make_problem = functools.partial(Problem, model, dataset.loss, device=device, dtype=dtype)
+        self.train, self.test = make_problem(dataset.split("train")), make_problem(dataset.split("test"))
         self.stack = Stack(self.train, recipe.accumulate, recipe.autocast)
         self.batching = setup.BatchingChoice(self.stack, self.comm)
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
@@ -194,14 +194,15 @@ class Trainer:
             self._step(self.step + 1)
             if self.step < self.recipe.steps and due(save_every, self.step) and not self.diverged:
                 self.hooks.save(self.checkpoint())
-        if self.history.rows:  # there is no row if the first step was undone
+        # A step after which weights are not finite is undone, and its row removed: there may be no row.
+        if self.history.rows:
             row = self.history.rows[-1]
             if math.isnan(row["test_loss"]):
                 row |= self.buffers.test(self.weights, self.step)
-            if row is self._row_for_hook:  # False if the last step was undone
+            if row is self._row_for_hook:  # otherwise the hook already has this row
                 self.hooks.row(row)
         final = self.checkpoint()
-        if self.step > 0 or self.diverged:  # the start is saved already
+        if self.step > 0 or self.diverged:  # otherwise this state was saved before the first step
             self.hooks.save(final)
         return final
 
@@ -212,16 +213,16 @@ class Trainer:
             self.comm.group.step = t  # for messages
         recipe, weights, state = self.recipe, self.weights, self._state_besides_weights()
         lr = recipe.rate(t, self.train.samples)
-        decomposed = due(recipe.decompose.every, t)
-        # Exchanges that start here run while gradients are computed; the decomposer waits for the mean.
+        is_decomposed = due(recipe.decompose.every, t)
+        # Exchanges that start here run while gradients are computed. The decomposer waits for the mean w_a.
         self.rule.begin(weights, t)
-        if decomposed:
+        if is_decomposed:
             self.comm.start_mean(weights)
         points = self.rule.gradient_points(weights)
         x, y = self._minibatches(t)
         training = self.buffers.training(t)  # buffers and seeds of the training pass
         exchange = self._exchange_in_backward(points, lr, t)
-        ready = exchange.mean.ready if exchange else None
+        ready = exchange.mean.ready if exchange else None  # called when gradients of some layers are ready
         losses = self._compute_gradients(points, x, y, training, ready)
         if self._previous_step_diverged(t, state):
             if exchange:
@@ -229,8 +230,8 @@ class Trainer:
             return
         self.monitor.see(t, points, self._gradients)  # instruments that use the gradients of every step
         columns_of_step: Columns | None = None
-        if decomposed:
-            # Eq. 4 needs a step of w_a by −lr times the mean gradient.
+        if is_decomposed:
+            # The terms of Eq. 4 (DPSGD-2020) need a step of w_a by −lr times the mean gradient.
             split = recipe.decompose.split and self.optimizer.direction_is_gradient
             columns_of_step = self.decomposer.begin(
                 weights, x, y, self._gradients, t,
@@ -238,9 +239,9 @@ class Trainer:
                 at_mean=self.rule.at_mean, training=training,
             )  # fmt: skip
         new_weights = self._new_weights(points, lr, t, exchange)
-        # The spread needs w_a. It is measured where w_a is computed anyway, where w_a costs no exchange, and
-        # where the spread may exceed its bound.
-        measures_spread = self.comm.size == 1 or decomposed or t == recipe.steps
+        # The spread of the learners' weights needs w_a. It is measured if w_a costs no exchange, if w_a is
+        # computed anyway, and if the spread may exceed its bound.
+        measures_spread = self.comm.size == 1 or is_decomposed or t == recipe.steps
         measures_spread |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
         if measures_spread or self.rule.at_mean:  # at_mean: the next step takes its gradients at this mean
             self.comm.start_mean(new_weights)
@@ -252,10 +253,10 @@ class Trainer:
         self._pending = PendingStep(row, weights, state, new_mean, results)
         self.weights, self.step = new_weights, t
         self.history.append(row)
-        # With several processes a step waits only for the losses of the previous step.
+        # Results of the step are completed here if they are needed now, otherwise in the next step.
         if measures_spread or due(recipe.checkpoint.every, t) or self.monitor.due(t):
             self._complete_pending()
-        if self.step == t:  # _complete_pending has not undone the step
+        if self.step == t:  # otherwise _complete_pending has undone the step
             seconds, waited = time.perf_counter() - began, self.comm.waited - waited_before
             self._record(row, seconds, waited, weights)
 
@@ -387,13 +388,13 @@ class Trainer:
     def checkpoint(self) -> Checkpoint:
         """Return the present state of the run, in copies, because later steps overwrite the run's memory."""
         recipe = self.recipe
-        next_step = min(self.step + 1, max(1, recipe.steps))  # at the end, the last step
+        next_step = min(self.step + 1, max(1, recipe.steps))  # after the last step, the last step itself
         shared = self.rule.shared | self.batching.state | self.monitor.state(self.step)
-        if recipe.init.checkpoint:  # this file may be missing when the run is resumed
+        if recipe.init.checkpoint:  # a resumed run cannot compute ‖w_a‖² of the start if this file is missing
             shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
         if self.parts:
             shared = shared | self.parts.state
-        for matrix in recipe.matrices.values():  # at most one
+        for matrix in recipe.matrices.values():  # a recipe has at most one
             shared = shared | {MATRIX: torch.from_numpy(matrix)}
         return Checkpoint(
             weights=self.weights.clone(),
@@ -402,7 +403,7 @@ class Trainer:
             epoch=self.step * recipe.batch / self.train.samples,
             algorithm=self.algorithm,
             recipe=recipe.to_toml(),
-            model={"name": self.model.name, "options": self.model.options},
+            model={"name": self.model_spec.name, "options": self.model_spec.options},
             data=self.data,
             lr=recipe.rate(next_step, self.train.samples),
             local_batch=recipe.local_batch,
@@ -487,7 +488,7 @@ class _Part(Trainer):
             raise InputError("device: algorithm.schedule 'measured' is for the CPU", give={"device": "cpu"})
         if self.buffers.local:
             words = "has BatchNorm, whose statistics algorithm.schedule 'measured' does not collect"
-            raise InputError(f"model: '{self.model.name}' {words}")
+            raise InputError(f"model: '{self.model_spec.name}' {words}")
 
     def _message(self) -> Tensor:
         """Return memory (P + 1,) for a gradient and the minibatch's loss."""

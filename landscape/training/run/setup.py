@@ -310,9 +310,8 @@ def check_compatibility(recipe: Recipe, dataset: Dataset | UserData, stack: Stac
         shape = tuple(train.outputs(train.weights, x).shape[1:])
         if shape != (dataset.classes, *y.shape[1:]):
             words = f"'{recipe.part('data')[0]}' needs {(dataset.classes, *y.shape[1:])}"
-            raise InputError(
-                f"model: '{recipe.spec('model').name}' has outputs of shape {shape}, data {words}"
-            )
+            model = f"'{recipe.spec('model').name}'"
+            raise InputError(f"model: {model} has outputs of shape {shape}, data {words}")
     if stack.layers is None:
         buffers.check(stack.training_model, micro)
     if recipe.sampling == "all" and recipe.batch != train.samples:

@@ -176,7 +176,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         for parameter, text in zip(parameters, texts, strict=False):  # the last parameters may have defaults
             values.append(_parsed_value(parameter.name, text, hints.get(parameter.name, Any)))
         cycle = [_checked_matrix(m, n, axes=(1, 0), tolerance=_ROUNDING) for m in topology(n, *values)]
-        if not cycle and topology is not random_matching:
+        if not cycle and topology is not random_matching:  # random matching draws a matrix for each step
             raise InputError("it must return at least one matrix")
     except LandscapeError as reason:
         raise InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}") from None

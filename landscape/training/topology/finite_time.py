@@ -104,9 +104,9 @@ def _simple_base(n: int, k: int) -> list[Array]:
 
     In base k + 1, n = a₁(k + 1)^p₁ + a₂(k + 1)^p₂ + … with p₁ > p₂ > …. Group j has a_j pieces of (k + 1)^p_j
     learners. First, the learners of each group average. Then, one group after the other exchanges with all
-    later groups: each learner of the later groups exchanges with one learner of each piece. After that, the
-    mean over each piece, and the mean over the later groups, is the mean over the group and the later groups.
-    Last, the learners of each piece average.
+    later groups: each learner of the later groups exchanges with one learner of each piece of the group.
+    After that, three means are equal: over each piece, over the later groups, and over the group together
+    with the later groups. Last, the learners of each piece average.
     """
     if _smooth_part(n, k) == n:  # no prime factor of n is above k + 1
         return _cubes(n, k)
@@ -132,7 +132,8 @@ def _simple_base(n: int, k: int) -> list[Array]:
         if t < last:
             # The learners of the later groups, beginning with the last group.
             later = [i for j in range(last, t, -1) for i in range(starts[j], starts[j + 1])]
-            _exchange(m, starts[t], *groups[t], later, k)
+            a, piece = groups[t]
+            _exchange(m, starts[t], a, piece, later, k)
         for j, (a, piece) in enumerate(groups):
             first_step = j + 1 if j < last else last  # the step after the group's last exchange
             if t >= first_step:
