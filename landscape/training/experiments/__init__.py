@@ -84,7 +84,7 @@ def critical_batch(
     w_a on the whole training set, each batch has several branches, and the critical batch is interpolated.
 
     Args:
-        run: a checkpoint of ``landscape train``; within a branch its learning rate stays constant.
+        run: a checkpoint of ``landscape train``. The learning rate stays constant within a branch.
         factors: the branches' batches divided by the run's batch; the smallest batch is the reference.
         trained_samples: the number of samples of each branch; default: 40 steps of the largest batch.
         seeds: the number of branches for each batch; their minibatches differ.
@@ -371,7 +371,7 @@ def stability(
 
     Args:
         problem: the loss; or a run.
-        delays: gradient delays τ (steps); default: 0; for a run with a delay also 1, 3, 7, 31 and the run's.
+        delays: gradient delays τ in steps. Default: 0; for a run with a delay, 0, 1, 3, 7, 31 and the delay.
         momentum: m of ordinary momentum, and of the shifted form v_{t+1} = m v_{t−τ} − ηg of Delay-2019; 0.9
             is usual.
         lr: the learning rate η, for the picture of ηλ_max; default: the run's.

@@ -163,7 +163,7 @@ class Runner:
                 self.outcomes.setdefault(setting, {})[seed] = outcome_of(end)
                 self.done += 1
             else:
-                # The table of an earlier sweep may have an outcome of this run. The run is made again.
+                # The run is made (again): an outcome in the table of an earlier sweep does not hold any more.
                 self.outcomes.get(setting, {}).pop(seed, None)
                 jobs[folder] = TrainingJob(recipe, folder)
                 setting_and_seed[folder] = setting, seed
@@ -323,7 +323,7 @@ def sweep(
 
     bases = grid(sources, settings)  # a search adds its key to each of these settings
     keys = list(settings)
-    total_runs = len(share_of(range(len(bases) * len(seeds)), share))
+    total_runs = len(share_of(range(len(bases) * len(seeds)), share))  # in this call
     lowest_value: list[str] = []  # of a search, as KEY=VALUE
     if search:
         if share is not None:

@@ -66,7 +66,8 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
             ("weight", "bias" or "norm"), or a pattern of the parameters' names.
 
     Returns:
-        Option -> value. The table of each group has its "name", its "lr_factor" and all options; or "frozen".
+        Option -> value. The table of a group has its "name", its "lr_factor" and all its options; that of a
+        frozen group has only "frozen".
 
     Raises:
         InputError: for an unknown name, or an option that the optimizer does not have.

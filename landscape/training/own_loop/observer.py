@@ -83,7 +83,7 @@ class Observer:
             if uses_batchnorm and self.train.indexed:
                 _check_batch_for_batchnorm(batch)
             if uses_batchnorm:
-                # Data that come in batches keep them, and ``batch`` may be 0; numbers below 2 are refused.
+                # With data that come in batches ``batch`` is not used and may be 0, which is refused here.
                 self._objective = self.train.with_batchnorm("train", max(2, batch))
             # No samples can be drawn from data that come in batches: an instrument then takes all (0).
             default_samples = Monitor.samples if self.train.indexed else 0

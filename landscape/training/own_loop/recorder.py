@@ -151,7 +151,7 @@ class Recorder:
         self._closed = self._records_nothing
         if self._records_nothing:
             return
-        self._resumes = resume is not False  # 0: at step 0
+        self._resumes = resume is not False  # also if resume is 0, the number of a step
         # With shards, rank 0 checks the folder in _open_folder, so that all ranks raise its error.
         if not self._sharded:
             storage.check_folder(self.folder, resume=self._resumes)

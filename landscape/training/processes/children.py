@@ -339,7 +339,7 @@ def start(
                     raise
                 if attempt == restarts:
                     line, advice = str(error), hint()
-                    addition = "" if advice in line else f"; {advice}"  # the process may have given it
+                    addition = "" if advice in line else f"; {advice}"  # the line may already have it
                     raise OperationError(line + addition) from error
     raise AssertionError("unreachable")
 

@@ -213,7 +213,7 @@ def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any
     ``others`` are the values of fields of ``kind`` that are no keys of the table.
 
     Raises:
-        InputError: for unknown or missing keys and wrong values; the message names the key after ``prefix``.
+        InputError: for unknown or missing keys and wrong values; the message names ``prefix`` + key.
 
     Example:
         >>> table_of(Monitor, {"every": 10}, "monitor.").every

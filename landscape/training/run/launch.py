@@ -347,7 +347,7 @@ def train_runs(
 
     Args:
         runs: the recipe and the folder of each run.
-        on_end: called with each run that ends, and its duration (s); None: ``until`` has stopped the run.
+        on_end: called with each run that ends, and with its duration (s) or, if ``until`` stopped it, None.
         progress: called with the completed share of the present run (0 to 1), only for runs in this process.
         pool, device, data_dir: the processes, the device, and the folder of data sets.
         until: the time at which the runs stop, in the seconds of time.time(); None: no such time.
@@ -500,11 +500,12 @@ def in_processes(
     arguments = ["train", "-o", str(folder), "--device", device, "--timeout", str(timeout)]
     if data_dir:
         arguments += ["--data-dir", str(data_dir)]
-    if resume or max_restarts:  # a restart runs the same command; without a run, --resume starts one
+    # A restart runs the same command, and must resume; in a folder without a run, --resume starts a run.
+    if resume or max_restarts:
         arguments.append("--resume")
     if force:
         arguments.append("--force")
-    # If ``recipe`` names code, the user has allowed this code: otherwise reading the recipe raises an error.
+    # If ``recipe`` names code, the user has allowed it: reading the recipe would have raised an error.
     if allow_code or (recipe and recipe.names_code):
         arguments.append("--allow-code")
     arguments += ["--quiet"] if output_flags is None else output_flags

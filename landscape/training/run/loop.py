@@ -222,7 +222,7 @@ class Trainer:
         x, y = self._minibatches(t)
         training = self.buffers.training(t)  # buffers and seeds of the training pass
         exchange = self._exchange_in_backward(points, lr, t)
-        ready = exchange.mean.ready if exchange else None  # called when gradients of some layers are ready
+        ready = exchange.mean.ready if exchange else None  # takes the names of written gradients
         losses = self._compute_gradients(points, x, y, training, ready)
         if self._previous_step_diverged(t, state):
             if exchange:
@@ -390,7 +390,7 @@ class Trainer:
         recipe = self.recipe
         next_step = min(self.step + 1, max(1, recipe.steps))  # after the last step, the last step itself
         shared = self.rule.shared | self.batching.state | self.monitor.state(self.step)
-        if recipe.init.checkpoint:  # a resumed run cannot compute ‖w_a‖² of the start if this file is missing
+        if recipe.init.checkpoint:  # a resumed run may lack this file, and needs ‖w_a‖² at the start
             shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
         if self.parts:
             shared = shared | self.parts.state

@@ -145,7 +145,9 @@ def forms() -> list[str]:
 
 
 def matrices(spec: str, n: int, where: str) -> list[Array]:
-    """Return the checked mixing matrices of ``spec`` for ``n`` learners; [] if each step draws a matrix.
+    """Return the checked mixing matrices of ``spec`` for ``n`` learners, which the steps use in turn.
+
+    The list is empty if each step draws a matrix.
 
     Args:
         spec: NAME or NAME(VALUE, …), such as "full" or "ring(1)".
@@ -164,8 +166,8 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
     if name in registry.topologies:
         topology = registry.topologies[name]
         parameters = list(inspect.signature(topology).parameters.values())[1:]  # without n
-    # The last value may itself contain commas, as in lazy(0.5, FORM).
-    texts = values_text.split(",", max(len(parameters) - 1, 0)) if values_text else []
+    max_splits = max(len(parameters) - 1, 0)  # the last value may contain commas, as in lazy(0.5, FORM)
+    texts = values_text.split(",", max_splits) if values_text else []
     required = sum(parameter.default is parameter.empty for parameter in parameters)
     if topology is None or not required <= len(texts) <= len(parameters):
         allowed = f"{', '.join(forms())}, or a .csv, .txt or .npy file with an n × n matrix"
