@@ -371,7 +371,7 @@ def stability(
 
     Args:
         problem: the loss; or a run.
-        delays: gradient delays τ (steps); default: 0, and for a run with a delay also 1, 3, 7, 31 and its own delay.
+        delays: gradient delays τ (steps); default: 0; for a run with a delay also 1, 3, 7, 31 and this delay.
         momentum: m of ordinary momentum, and of the shifted form v_{t+1} = m v_{t−τ} − ηg of Delay-2019; 0.9
             is usual.
         lr: the learning rate η, for the picture of ηλ_max; default: the run's.
