@@ -98,8 +98,9 @@ def test_searches_replay_products(make: Any, matrix: Any, request: pytest.Fixtur
     graphs = request.getfixturevalue("graphs")
     replayed = landscape.extreme_eigenvalues(make(), 1e-4, matrix=matrix)
     assert graphs.replays > plain.products / 2
-    assert np.array_equal(plain.values, replayed.values)
-    assert np.array_equal(plain.vectors, replayed.vectors)
+    # A product may round differently where its input has another alignment in memory.
+    np.testing.assert_allclose(replayed.values, plain.values, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(np.abs((plain.vectors * replayed.vectors).sum(1)), 1, atol=1e-6)
 
 
 def test_selected_weights_are_recorded_anew(graphs: type[Again]) -> None:
@@ -112,7 +113,7 @@ def test_selected_weights_are_recorded_anew(graphs: type[Again]) -> None:
     assert graphs.replays
     both.select([1])
     for _ in range(5):
-        assert torch.equal(both(vectors[1:]), second(vectors[1:]))
+        torch.testing.assert_close(both(vectors[1:]), second(vectors[1:]), rtol=1e-12, atol=1e-14)
 
 
 def test_after_a_change_in_place_autograd_decides(graphs: type[Again]) -> None:
