@@ -50,8 +50,8 @@ def max_stable_step(
     """The largest h = ηλ at which training with delayed gradients and momentum is stable on one quadratic.
 
     Up to this h, all roots of the characteristic polynomial lie in the unit disc
-    (docs/explanation/stability.md). It is z^τ (z − 1)(z − m) + h p₁(z), where p₁(z) is z for "ordinary" and
-    (1 + m) z − m for "nesterov"; for "shifted" it is (z^{τ+1} − m)(z − 1) + h z.
+    (docs/explanation/stability.md). This polynomial is z^τ (z − 1)(z − m) + h p₁(z), where p₁(z) is z for
+    "ordinary" and (1 + m) z − m for "nesterov"; for "shifted" it is (z^{τ+1} − m)(z − 1) + h z.
 
     Args:
         delay: τ, the age of the gradients in steps. For m = 0 the limit is 2 sin(π/(2(2τ + 1))).
@@ -262,9 +262,10 @@ def max_mixing_step(
 ) -> float:
     """The largest stable h = ηλ of learners that mix by a fixed matrix M, on one quadratic.
 
-    The mode of M's eigenvalue ω has the characteristic polynomial z^τ (z − ω)(z − m) + h p₁ in AWC order; in
-    ATC order, ω p₁ takes the place of p₁. p₁ is z for "ordinary" momentum, and (1 + m) z − m for "nesterov".
-    The mean of the learners is the mode ω = 1.
+    Each eigenvalue ω of M has a mode: the combination of the learners that M multiplies by ω. The mean of the
+    learners is the mode ω = 1. In AWC order (see ``order``), the characteristic polynomial of a mode is
+    z^τ (z − ω)(z − m) + h p₁; in ATC order, it is z^τ (z − ω)(z − m) + h ω p₁. Here p₁ is z for "ordinary"
+    momentum, and (1 + m) z − m for "nesterov".
 
     For real ω and ordinary momentum without delay, the limit in AWC order is (1 + ω_min)(1 + m). In ATC order
     without momentum and delay, the condition is |ω(1 − h)| < 1.
@@ -274,8 +275,8 @@ def max_mixing_step(
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" (gradient at the learner's weights before mixing) or "atc" (step, then mix).
         delay: τ, the age of the gradients in steps.
-        mixed: whether M also mixes the momentum: z − m is then z − mω, Nesterov's p₁ is (1 + m) z − mω, and
-            the first limit above is (1 + ω_min)(1 + mω_min).
+        mixed: whether M also mixes the momentum. Then z − mω replaces z − m, Nesterov's p₁ is
+            (1 + m) z − mω, and (1 + ω_min)(1 + mω_min) replaces (1 + ω_min)(1 + m).
 
     Raises:
         InputError: |ω| > 1, a negative delay, a momentum outside [0, 1), or an unknown form or order.
@@ -300,10 +301,11 @@ def max_tracking_step(
 ) -> float:
     """The largest stable h = ηλ of gradient tracking with a mixing matrix M, on one quadratic.
 
-    The mode of M's eigenvalue ω has the characteristic polynomial (z − ω)² (z − m) + h (z − 1) p₁ in AWC
-    order; in ATC order, ω² p₁ takes the place of p₁. p₁ is z for "ordinary" momentum, and (1 + m) z − m for
-    "nesterov". The mean of the learners moves like a single learner. For real ω without momentum, the limit
-    in AWC order is at most (1 + ω_min)²/2 (the root z = −1).
+    M multiplies the mode of its eigenvalue ω by ω. In AWC order, the mode has the characteristic polynomial
+    (z − ω)² (z − m) + h (z − 1) p₁; in ATC order, it has (z − ω)² (z − m) + h (z − 1) ω² p₁. Here p₁ is z for
+    "ordinary" momentum, and (1 + m) z − m for "nesterov". The mean of the learners moves like a single
+    learner. For real ω without momentum, the limit in AWC order is at most (1 + ω_min)²/2: at this h, z = −1
+    is a root.
 
     Args:
         omegas: the eigenvalues of M without that of the mean, 1.
@@ -406,6 +408,7 @@ def max_paired_outer_step(
             return largest
         return max(largest, _second_moment_growth(c * mixed, unmixed, float(np.real(omegas[0]))))
 
+    # From this h on, |1 − h| ≥ 2(1 + μ)/ν and |1 − h| ≥ 1: the mean is then unstable for odd and for even H.
     unstable_for_any_period = 1 + max(1.0, 2 * (1 + outer_momentum) / outer_lr)
     return first_unstable(radius, unstable_for_any_period)
 
@@ -429,7 +432,7 @@ def max_random_delay_step(workers: int) -> float:
 
     def radius(h: float) -> float:
         q = (n - 1) / n  # the probability that worker k is not drawn
-        # A moment's coefficients in (E x², E x c_k, E c_k², E c_j c_k) before the step:
+        # A moment is a combination of (E x², E x c_k, E c_k², E c_j c_k) before the step, with coefficients:
         xx = np.array([1.0, -2 * h, h**2, 0.0])  # E x'²
         xc = np.array([0.0, 1.0, 0.0, -h])  # E x' c_k for k ≠ d
         cc = np.array([0.0, 0.0, 1.0, 0.0])  # E c_k²
@@ -509,7 +512,7 @@ def max_matching_momentum_step(
         x, new_v = np.array([1.0, 0.0]), np.array([h, momentum])
         u = new_v if form == "ordinary" else np.array([h, 0.0]) + momentum * new_v
         # (x', v') = M ``mixed_part`` (x, v) + ``unmixed_part`` (x, v).
-        mixed_part, unmixed_part = np.array([x, 0 * new_v]), np.array([-u, new_v])
+        mixed_part, unmixed_part = np.array([x, [0.0, 0.0]]), np.array([-u, new_v])
         if order == "atc":
             mixed_part[0], unmixed_part[0] = x - u, 0.0
         if mixed:
@@ -556,8 +559,8 @@ def max_period_step(
     ``period`` steps and the outer step map this state linearly; the map's spectral radius must be at most 1.
 
     Between averages the learners mix by a matrix with eigenvalues ``omegas`` (1: no mixing), in ``order``. An
-    average sets x = 0 in all modes but that of the mean. ``buffers`` says what it does with v; with "keep",
-    the v of these modes remains, and must not grow over a period.
+    average sets x = 0 in all modes except the mean. ``buffers`` says what the average does with v. With
+    "keep", all modes keep their v, which must not grow over a period.
     """
     m = momentum
 
