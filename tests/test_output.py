@@ -32,7 +32,7 @@ from landscape.analysis.planes import NORMS
 from landscape.cli import details, output
 from landscape.cli.commands import GROUPS
 from landscape.cli.options import command as as_command
-from landscape.cli.options import group, options_of, sentences
+from landscape.cli.options import group, help_texts, options_of
 from landscape.core import progress, registry
 from landscape.core.options import fit
 from landscape.core.progress import reporter
@@ -416,7 +416,7 @@ def measure(
 
 
 def test_the_help_is_the_first_sentence_of_the_args() -> None:
-    assert sentences(measure) == {
+    assert help_texts(measure) == {
         "batch": "Samples of a minibatch, as landscape.noise takes them.",
         "tol": "The tol of Lau et al. 2023; default: a tenth.",
         "draws": "The tol of Lau et al. 2023; default: a tenth.",

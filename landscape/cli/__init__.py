@@ -115,11 +115,13 @@ def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
     output.add_options(command)
     values = command.make_context(args[0], args[1:], ctx).params
     for parameter in commands.WORDS[args[0]]["params"]:
-        declarations = parameter["declarations"]
-        if declarations[0].startswith("-"):  # an option: only arguments are checked for files and names
+        *flags, parameter_name = parameter["declarations"]
+        if flags:  # an option: only arguments are checked for files and names
             continue
         completion = parameter.get("complete")  # "file", or the allowed names
-        value = values[declarations[-1]] or ()
+        value = values[parameter_name]  # a text or several texts; None or "" if it is not given
+        if not value:
+            continue
         words = [value] if isinstance(value, str) else value
         for word in words:
             exists = os.path.lexists(word)
@@ -131,11 +133,11 @@ def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
             if args[0] in ("recipes", "train", "sweep") and not is_pattern:
                 from landscape.training import recipes
 
-                # The first knows the paper's recipes, and returns None for other words. Such a word must name
-                # a file or a built-in recipe, or else the second raises an error.
+                # A word that names no recipe of the paper's tables must name a file or a built-in recipe:
+                # ``file_values`` raises an error for any other word.
                 if not recipes.paper_recipe_values(word, {}):
                     recipes.file_values(word)
-            # ``completion`` lacks the figures that a plugin has added.
+            # Without plugins, ``completion`` has the names of all figures; ``choose`` refuses other names.
             if args[0] == "figures" and registry.figures.untouched:
                 choose("NAME", word, completion)
     return values
@@ -175,8 +177,8 @@ def group(context: click.Context) -> None:
       landscape contour runs/dp/last.h5 --plot contour.png
     """
     output.current().command = context.invoked_subcommand or ""
-    # Only here, before the command's modules are imported: a package that catches the exception of a signal
-    # within its import stays incomplete. Before this line, a signal ends the process as usual.
+    # The modules of the command are imported by now. From here on a signal raises an exception. If a package
+    # caught this exception during its import, the package would stay incomplete.
     context.with_resource(signals())
     if context.invoked_subcommand is None:  # landscape without a command prints the help, not one line
         click.echo(context.get_help(), err=True)
@@ -217,6 +219,7 @@ def _run() -> int:
             raise
         if out.verbose:
             traceback.print_exception(error)
+        # ``flags_of`` makes the line name options in place of parameters.
         code = _fail(failure.line(flags_of(out.command)), failure.exit_code)
     else:
         write_error = progress.flush()
@@ -298,8 +301,8 @@ def signals() -> Iterator[None]:
         yield
         return
     default_handlers = (signal.SIG_DFL, signal.default_int_handler)
-    handlers = {number: signal.getsignal(number) for number in STOPPING}
-    handlers = {number: handler for number, handler in handlers.items() if handler in default_handlers}
+    all_handlers = {number: signal.getsignal(number) for number in STOPPING}
+    handlers = {number: handler for number, handler in all_handlers.items() if handler in default_handlers}
     receiver, sender = socket.socketpair()
     sender.setblocking(False)  # as set_wakeup_fd below requires
 
@@ -307,13 +310,13 @@ def signals() -> Iterator[None]:
         raise Stopped(number)
 
     def exit_at_second_signal() -> None:
-        received = 0
+        count = 0
         with receiver:
             while byte := receiver.recv(1):  # no byte: ``sender`` is closed
                 number = byte[0]
                 if number in handlers:
-                    received += 1
-                if received > 1:
+                    count += 1
+                if count > 1:
                     sys.stderr.write(f"landscape: {Stopped(number)}\n")
                     sys.stderr.flush()
                     os._exit(Stopped(number).exit_code)

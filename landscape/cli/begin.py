@@ -74,8 +74,8 @@ def demo(*, output: str = "demo") -> None:
     """
     folder = Path(output)
     common.make_folder(folder)
-    with _one_thread() as cores:
-        runs = train(folder, cores)
+    with _one_thread() as threads_before:
+        runs = train(folder, at_once=threads_before)
         surfaces = contours(runs)
         noises = noise(folder)
         with common.progress_bar("film") as bar:
@@ -83,10 +83,10 @@ def demo(*, output: str = "demo") -> None:
     save(surfaces, folder / "contour.h5")
     save(noises, folder / "noise.h5")
     plots.draw(runs, folder / "training.png")
-    first_seeds = surfaces[:: len(SEEDS)]
-    plots.draw(first_seeds, folder / "contour.png", style="hillshade")
+    seed_0_surfaces = [surfaces[0], surfaces[len(SEEDS)]]  # SSGD's surfaces come first, then DPSGD's
+    plots.draw(seed_0_surfaces, folder / "contour.png", style="hillshade")
     plots.draw(noises, folder / "noise.png")
-    common.files(*(folder / f"{name}.png" for name in ("training", "contour", "noise")), film_path)
+    common.print_files(*(folder / f"{name}.png" for name in ("training", "contour", "noise")), film_path)
     _report(folder)
 
 
@@ -104,7 +104,7 @@ def _report(folder: Path) -> None:
     contour(run, learners_plane(run, run.weights), grid=31).save(plane)
     paths = [folder / f"{name}-{seed}" for name, seed in itertools.product(NAMES, SEEDS)]
     reports.report([*paths, folder / "contour.h5", plane, folder / "noise.h5"], folder / "report.html")
-    common.files(folder / "report.html")
+    common.print_files(folder / "report.html")
 
 
 @contextlib.contextmanager
@@ -209,9 +209,9 @@ def doctor(data_dir: str | None, device: str | None) -> None:
     If data or a package is missing, the command that installs it is printed. The exit code is 1 only if
     something that every command needs does not work.
 
-    With --device, instead makes calls of the package on the CPU and on that device, and prints a table of
-    their differences for an issue. This takes a minute or two. The exit code is then 1 if a difference is
-    larger than allowed.
+    With --device, the command instead makes calls of the package on the CPU and on that device. It prints a
+    table of the differences, which you can paste into an issue. This takes a minute or two. The exit code is
+    then 1 if a difference is larger than allowed.
 
     Args:
         device: Compare this device with the CPU, call by call.
@@ -236,8 +236,8 @@ def doctor(data_dir: str | None, device: str | None) -> None:
         for name, function in check_functions.items():
             for check in _run_checks(name, function):
                 checks.append(check)
-                common.values(f"{check.state:8} {check.name:18} {check.text}")
-    common.values("", checks=[dataclasses.asdict(check) for check in checks])
+                common.print_values(f"{check.state:8} {check.name:18} {check.text}")
+    common.add_values(checks=[dataclasses.asdict(check) for check in checks])
     if failed := [check.name for check in checks if check.state == "FAILED"]:
         raise OperationError(f"doctor: failed: {', '.join(failed)}")
 
@@ -245,16 +245,16 @@ def doctor(data_dir: str | None, device: str | None) -> None:
 def _print_comparison(device: torch.device) -> None:
     """Print the table of calls on the CPU and on a device, row by row."""
     rows: list[Compared] = []
-    common.values(f"{details.line()}; {platform.platform()}\n")
-    common.values("| call | difference | allowed | time, CPU = 1 | |\n| --- | --- | --- | --- | --- |")
+    common.print_values(f"{details.line()}; {platform.platform()}\n")
+    common.print_values("| call | difference | allowed | time, CPU = 1 | |\n| --- | --- | --- | --- | --- |")
     with common.progress_bar("calls") as bar:
         for row in compared(str(device)):
             rows.append(row)
             bar(len(rows) / len(calls()))
             state = row.error or ("ok" if row.same else "DIFFERS")
             numbers = f"{row.difference:.1e} | {row.allowed:.0e} | {row.ratio:.2g}"
-            common.values(f"| {row.call} | {numbers} | {state} |")
-    common.values("", device=str(device), calls=[dataclasses.asdict(row) for row in rows])
+            common.print_values(f"| {row.call} | {numbers} | {state} |")
+    common.add_values(device=str(device), calls=[dataclasses.asdict(row) for row in rows])
     if wrong := [row.call for row in rows if not row.same]:
         raise OperationError(f"doctor: {device} differs from the CPU in: {', '.join(wrong)}")
 
@@ -342,9 +342,9 @@ def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, forc
     same --data-dir, or set LANDSCAPE_DATA.
 
     Args:
-        mirror: Address of a folder with the same files as the public address, to download from there; only
-            with one NAME.
-        force: Replace existing files that have these names but other contents.
+        mirror: Download from this address, a folder with the same files as the public address; only with one
+            NAME.
+        force: Replace existing files whose checksums are wrong.
 
     Example:
         landscape fetch mnist cifar10 --data-dir ~/data
@@ -354,7 +354,7 @@ def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, forc
         for name, source in SOURCES.items():
             lines.append(f"{name:14} {source.size:4} MB from {source.mirrors[0]}")
             entries.append({"name": name, "megabytes": source.size, "from": source.mirrors})
-        common.values("\n".join(lines), data_sets=entries)
+        common.print_values("\n".join(lines), data_sets=entries)
         return
     if mirror and len(names) > 1:
         raise InputError(f"--mirror: not allowed with {len(names)} data sets, it is the address of one")
@@ -367,5 +367,5 @@ def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, forc
         new_files[name] = [str(path) for path, is_new in files.items() if is_new]
         count = len(new_files[name])
         message(f"{name}: {count} files downloaded, {len(files) - count} were there; all verified")
-        common.files(*files)
-    common.values("", downloaded=new_files)
+        common.print_files(*files)
+    common.add_values(downloaded=new_files)

@@ -23,12 +23,13 @@ from landscape.checkpoint.states import files_of, name_beside, names_state
 from landscape.checkpoint.weights import import_state
 from landscape.cli import options
 from landscape.cli.options import group
-from landscape.cli.output import columns as columns
-from landscape.cli.output import files as files
+from landscape.cli.output import add_results as add_results
+from landscape.cli.output import add_values as add_values
 from landscape.cli.output import message as message
+from landscape.cli.output import print_files as print_files
+from landscape.cli.output import print_values as print_values
 from landscape.cli.output import progress_bar as progress_bar
-from landscape.cli.output import results as results
-from landscape.cli.output import values as values
+from landscape.cli.output import table_text as table_text
 from landscape.core import hdf5, registry
 from landscape.core.analysis import ANALYSES
 from landscape.core.devices import pick_device
@@ -44,7 +45,7 @@ from landscape.results.shown import text_of
 
 def describe(result: base.Result) -> None:
     """Print the numbers of a result on stdout, also with -q; --json shows them with its fields."""
-    values(text_of(result))
+    print_values(text_of(result))
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Target:
                 yield result
 
         context = click.get_current_context()
+        # max chooses the long name, such as --output of -o and --output.
         flags = {str(parameter.name): max(parameter.opts, key=len) for parameter in context.command.params}
         settings = {flags[name]: value for name, value in context.params.items() if name not in _NO_SETTINGS}
         call = {"command": context.command.name, "source": [*sources], **settings}
@@ -130,14 +132,14 @@ def check_targets(path: Path | None, picture: str | None) -> None:
 
 def show(items: Sequence[base.Result], path: Path | None, picture: str | None) -> None:
     """Draw the results if ``picture`` is given, and print the names of the files on stdout."""
-    results(items)
-    files(*([path] if path else []))
+    add_results(items)
+    print_files(*([path] if path else []))
     if picture:
         from landscape import plots
 
         with progress_bar("picture"):
             plots.draw(items, picture)
-        files(picture)
+        print_files(picture)
 
 
 R = TypeVar("R", bound=base.Result)
@@ -166,7 +168,7 @@ class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
 
 #: Parameter of an analysis -> settings of click that its signature and Args do not contain. A command may add
 #: settings, or replace them.
-TABLE: Mapping[str, options.Settings] = {
+OPTION_SETTINGS: Mapping[str, options.Settings] = {
     "grid": {"type": GridType(), "help": "Points: K, or KXxKY such as 51x25."},
     "interpolation_tol": {"metavar": "SIZE"},
     "delays": {"flag": "--delay", "metavar": "τ,…"},
@@ -426,7 +428,8 @@ def analysis_options(
     parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
     own = {**ANALYSES[function].options, **own}
     takes_problem = "run" not in parameters
-    has_split = split and own.pop("split", {}) is not None and takes_problem
+    split_settings = own.pop("split", {})
+    has_split = split and takes_problem and split_settings is not None
     names = []
     for name, parameter in parameters.items():
         has_default = parameter.default is not parameter.empty
@@ -436,14 +439,14 @@ def analysis_options(
     for name in (*names, *own):
         own_settings = own.get(name, {})
         if own_settings is not None:
-            settings[name] = {**TABLE.get(name, {}), **own_settings}
+            settings[name] = {**OPTION_SETTINGS.get(name, {}), **own_settings}
     max_memory = [options.option("max_memory")] if takes_problem else []
     return options.group(
         AnalysisCommand,
         checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
         settings=options.Group(dict, options.options_of(function, **settings)),
         split={} if has_split else None,  # {}: the usual settings
-        seed={"help": options.sentences(function).get("seed", "Draws the directions.")} if seed else None,
+        seed={"help": options.help_texts(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if takes_problem else None,
         metrics={"flag": "--metric", "metavar": "NAME"} if metrics else None,
         samples={"metavar": "N"} if takes_problem else None,
@@ -466,25 +469,28 @@ def command_of(function: Callable[..., Any]) -> click.Command:
 
     A parameter with ``each`` in the declaration accepts several values; the analysis runs for each of them.
     """
-    declared, name = ANALYSES[function], function.__name__.replace("_", "-")
-    list_options = [option for option, own in declared.options.items() if own and "each" in own]
+    declaration, name = ANALYSES[function], function.__name__.replace("_", "-")
+    list_options = [option for option, own in declaration.options.items() if own and "each" in own]
     parameters = inspect.signature(function).parameters
-    unused = {"seed", "progress"} - {*parameters}
+    not_accepted = {"seed", "progress"} - {*parameters}
 
     def compute(*job: Any, **keywords: Any) -> Any:
-        return function(*job, **{key: value for key, value in keywords.items() if key not in unused})
+        return function(*job, **{key: value for key, value in keywords.items() if key not in not_accepted})
 
     def run(analysis: AnalysisCommand) -> None:
         settings = dict(analysis.settings)
-        lists = [dict.fromkeys(settings.pop(option)) for option in list_options]
+        lists = [dict.fromkeys(settings.pop(option)) for option in list_options]  # each value once
         analysis = dataclasses.replace(analysis, settings=settings)
-        variant = [settings[declared.variant]] if declared.variant else []
-        analysis.compute(name, [*itertools.product(analysis.open(), *lists)], compute, *variant)
+        variant = [settings[declaration.variant]] if declaration.variant else []
+        # A job is a checkpoint with one value of each list; all combinations are computed.
+        jobs = [*itertools.product(analysis.open(), *lists)]
+        analysis.compute(name, jobs, compute, *variant)
 
     sections = re.split(r"^(?:Args|Returns|Raises|Example):\n", inspect.getdoc(function) or "", flags=re.M)
     values = "".join(f" --{option} 0.1" for option in list_options)
     example = f"landscape {name} runs/ss runs/dp{values} --plot {name}.png"
-    run.__name__, run.__doc__ = function.__name__, f"{options.plain(sections[0])}\n\nExample:\n    {example}"
+    run.__name__ = function.__name__
+    run.__doc__ = f"{options.plain(sections[0])}\n\nExample:\n    {example}"
     return options.command(name, analysis=analysis_options(function, seed="seed" in parameters))(run)
 
 

@@ -60,8 +60,8 @@ def figures(
         runs: Folder for runs, with weights.
         records: Folder for the records, two files for each figure, with the numbers of its runs and analyses;
             numbers in them are not computed again. [default: records in DIR]
-        prune: Delete the weights of a run that this command trained, once its record is written, unless a
-            figure of this scale is drawn from them.
+        prune: Once the record of a run is written, delete the weights that this command trained. Weights from
+            which a figure of this scale is drawn are kept.
 
     Example:
         landscape figures fig2a fig2b --scale laptop --jobs 2 -o figures
@@ -71,52 +71,50 @@ def figures(
         raise InputError(f"--all: not allowed with a NAME ('{names[0]}')")
     if jobs.share is not None and (dry_run or not (every or names)):
         raise InputError("--share: not allowed with --dry-run, nor without a NAME or --all")
-    registered = [figure.get(name) for name in figure.names()]
-    entries = registered if every else [figure.get(name) for name in dict.fromkeys(names)]
+    all_figures = [figure.get(name) for name in figure.names()]
+    entries = all_figures if every else [figure.get(name) for name in dict.fromkeys(names)]
     if not entries:
-        list_figures(
-            [{key: getattr(entry, key) for key in ("name", "where", "title")} for entry in registered]
-        )
+        list_figures([{"name": f.name, "where": f.where, "title": f.title} for f in all_figures])
         return
     folder = Path(output)
     context = Context(
         Path(runs), scale, jobs.device, jobs.data_dir, Pool() if dry_run else jobs.pool(),
         message=lambda line: common.message(f"  {line}"),
         records=Path(records) if records else folder / "records", until=time.time() + budget_seconds,
-        runs_with_weights=figure.with_weights(registered, scale) if prune else None,
+        runs_with_weights=figure.with_weights(all_figures, scale) if prune else None,
     )  # fmt: skip
     if jobs.share is not None:
-        _share(entries, context, jobs.share)
+        _train_share(entries, context, jobs.share)
         return
     skipped: list[str] = []
     unfinished: list[str] = []
-    conclusions: list[dict[str, Any]] = []
+    json_entries: list[dict[str, Any]] = []
     seconds_by_kind: dict[str, float] = {}  # kind of run -> seconds of a sample, which a dry run measures
     for entry in entries:
         try:
             if dry_run:
-                conclusions.append(_plan(entry, context, seconds_by_kind))
+                json_entries.append(_plan(entry, context, seconds_by_kind))
             else:
-                conclusion, all_runs_ended = _make(entry, context, folder)
-                if conclusion:
-                    conclusions.append(conclusion)
+                json_entry, all_runs_ended = _make(entry, context, folder)
+                if json_entry:
+                    json_entries.append(json_entry)
                 if not all_runs_ended:
                     unfinished.append(entry.name)
-            common.values("", figures=conclusions)
+            common.add_values(figures=json_entries)
         except OperationError as error:
             if not every and len(entries) == 1:  # the error of the only figure is the error of the command
                 raise
             skipped.append(entry.name)
             click.echo(f"{entry.name}: skipped: {printable(error)}", err=True)
-    if not dry_run and any(folder.glob("*.json")):
-        common.files(pages.page(folder))
+    if not dry_run and any(folder.glob("*.json")):  # the folder has a figure, made now or before
+        common.print_files(pages.page(folder))
     if unfinished:
         common.message(f"--budget: {budget} are used; the same command resumes {', '.join(unfinished)}")
     if skipped:
         raise OperationError(f"{len(skipped)} of {len(entries)} figures were skipped: {', '.join(skipped)}")
 
 
-def _share(entries: list[Figure], context: Context, share: str) -> None:
+def _train_share(entries: list[Figure], context: Context, share: str) -> None:
     """Train a share of the runs of all figures together, as figures have runs in common."""
     contexts = [entry.of(context) for entry in entries]
     recipes: dict[str, Recipe] = {}
@@ -133,7 +131,7 @@ def _share(entries: list[Figure], context: Context, share: str) -> None:
     with common.progress_bar("figures") as bar:
         dataclasses.replace(context, progress=bar).train(to_train)
     ended = len(runs) - len(without_record())
-    common.values(f"share {share}: {ended} of {len(runs)} runs have ended", runs=len(runs), ended=ended)
+    common.print_values(f"share {share}: {ended} of {len(runs)} runs have ended", runs=len(runs), ended=ended)
 
 
 def _plan(entry: Figure, context: Context, seconds_by_kind: dict[str, float]) -> dict[str, Any]:
@@ -149,7 +147,8 @@ def _plan(entry: Figure, context: Context, seconds_by_kind: dict[str, float]) ->
     except OperationError as error:
         time_text = "for a time that is known once their data is there"
         data += f" ({error})"
-    common.values(f"{entry.name}: {len(missing)} of {len(runs)} runs to train, {time_text}; data: {data}")
+    text = f"{len(missing)} of {len(runs)} runs to train, {time_text}; data: {data}"
+    common.print_values(f"{entry.name}: {text}")
     return {"name": entry.name, "runs": len(runs), "missing": len(missing), "seconds": seconds, "data": data}
 
 
@@ -164,8 +163,8 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[dict[str, Any]
     """Train, analyze and draw a figure, and print its conclusion.
 
     Returns:
-        The conclusion, or None if the budget was used up before the figure was drawn; and whether all runs
-        have ended.
+        The name and the conclusion of the figure, for --json (None if the budget was used up before the
+        figure was drawn); and whether all runs have ended.
     """
     context = entry.of(context)
     runs, missing = context.cells, context.missing()
@@ -176,14 +175,14 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[dict[str, Any]
     if missing:
         with common.progress_bar(entry.name) as bar:
             dataclasses.replace(context, progress=bar).train(missing)
-    unfinished = len(context.missing())
-    if unfinished:
-        common.message(f"  {unfinished} of {len(runs)} runs have not ended")
+    missing_count = len(context.missing())
+    if missing_count:
+        common.message(f"  {missing_count} of {len(runs)} runs have not ended")
     try:
         with common.progress_bar(f"{entry.name}: analyses"):
             conclusion, pictures = pages.draw(entry, context, output)
     except OutOfTimeError:
         return None, False
-    common.values(f"{entry.name}: {conclusion}")
-    common.files(*pictures)
-    return {"name": entry.name, "conclusion": conclusion}, not unfinished
+    common.print_values(f"{entry.name}: {conclusion}")
+    common.print_files(*pictures)
+    return {"name": entry.name, "conclusion": conclusion}, not missing_count

@@ -145,38 +145,39 @@ def compute_on_grid(
     kind, align = plane_options.kind, plane_options.align
     align_words = ["aligned", align] if align else []
     path = analysis.path(groups[0][0], name, kind, *align_words, plane_options.norm)
-    # A result is of all checkpoints of its group, or of the first: the others may give only directions.
-    origins = [analysis.about(*(group if kind == "between" else group[:1])) for group in groups]
+    # With --plane between, a result belongs to all checkpoints of its group. With other planes it belongs to
+    # the first checkpoint, and the others only give directions.
+    origins = [analysis.about(*(runs if kind == "between" else runs[:1])) for runs in groups]
     results: list[base.Result] = []
     with analysis.target.opened(path, writes=team.rank == 0) as file:
-        file.only([origin["source_sha256"] for origin in origins])  # removes or refuses results of others
+        # Removes results of other weights or, without --force, raises an error about them.
+        file.only([origin["source_sha256"] for origin in origins])
         with team.joined() as process_group:
             execution = Execution(process_group)
-            for origin, (group, progress) in zip(origins, with_progress(name, groups), strict=True):
-                source, problem = origin["source_sha256"], group[0].problem()
+            for origin, (runs, progress) in zip(origins, with_progress(name, groups), strict=True):
+                source, problem = origin["source_sha256"], runs[0].problem()
                 # The result in the file for the same weights, if any.
                 saved = next((old for old in file if getattr(old, "source_sha256", "") == source), None)
                 if align and analysis.settings["bn"] == "center" and has_batchnorm(problem.model):
                     raise InputError("--align: aligned weights need new statistics; give --bn recalibrate")
                 if kind == "eigen" and isinstance(saved, Surface) and saved.kind == "eigen":
-                    # Computing its eigenvectors again would be costly, and would change them by rounding.
+                    # To compute the eigenvectors again would be costly, and would change them by rounding.
                     plane = saved.plane(problem.weights)
                 else:
-                    plane = make_plane(plane_options, problem, group, analysis.seed)
+                    plane = make_plane(plane_options, problem, runs, analysis.seed)
                 if compute is grids.hessian_grid and saved is None and process_group is None:
                     say_cost(compute, problem, analysis.settings)
                 options = {**analysis.settings, **origin, "progress": progress}
                 result = compute(problem, plane, into=file, execution=execution, **options)
                 results.append(result)
-                analysis.say_other_data(group[:1])
+                analysis.say_other_data(runs[:1])
                 common.describe(result)
                 if file.resumed is not None:
                     count = reused_points(file.resumed, result)
-                    common.values(f"  {count:,} of {result.exact.size:,} points were in the file")
-        other_results: list[base.Result] = []
-        if not analysis.target.replace:
-            other_results = [old for old in file if all(old is not new for new in results)]
-        file.keep([*results, *other_results])  # the new results first, in the order of the checkpoints
+                    common.print_values(f"  {count:,} of {result.exact.size:,} points were in the file")
+        other_results = [old for old in file if all(old is not new for new in results)]
+        # The new results come first, in the order of the checkpoints; with --force the others are removed.
+        file.keep(results if analysis.target.replace else [*results, *other_results])
     if team.rank == 0:
         common.show(results, file.path, analysis.target.picture)
 
@@ -231,7 +232,8 @@ def line(
 ) -> None:  # fmt: skip
     """Compute loss and accuracy between two checkpoints.
 
-    The line connects the w_a of two CKPTs; the barrier between them is printed, too.
+    The line connects w_a, the mean of the learners' weights, of the first CKPT with w_a of the second. The
+    barrier on the line is printed, too.
 
     With one CKPT, the line goes through its w_a in a random direction: the first direction that landscape
     contour draws from the same seed.
@@ -296,13 +298,14 @@ def basins(
 ) -> None:  # fmt: skip
     """Measure the basins of contours: merges and widths.
 
-    The FILEs are results of landscape contour; no loss is computed. Prints the basins by persistence; and the
-    area, volume and widths of the region around the center (or the lowest point). Lengths are distances in
-    weight space.
+    The FILEs are results of landscape contour; no loss is computed. Prints the basins in order of their
+    persistence: the loss where a basin merges with a deeper one, minus the lowest loss of the basin. Also
+    prints the area, volume and widths of the region around the center (or the lowest point). Lengths are
+    distances in weight space.
 
     Args:
-        rises: Measure the region where the loss rises by at most NATS. [default: 24 values up to the rise at
-            which the region reaches the edge of the grid]
+        rises: Measure the region where the loss is at most NATS above the loss of the point --around.
+            [default: 24 values up to the rise at which the region reaches the edge of the grid]
         least: The smallest persistence of a basin that is listed. [default: 1% of the median rise]
         around: The point that the region contains. [default: center for planes around one network, else
             lowest]

@@ -17,11 +17,11 @@ from landscape.checkpoint import history
 from landscape.checkpoint.history import latest
 from landscape.cli import output
 from landscape.cli.options import command, names, paths
-from landscape.cli.output import values
+from landscape.cli.output import print_files, print_values
 from landscape.core import hdf5
 from landscape.results import base
 from landscape.results.surfaces import Surface
-from landscape.training import recipes as named
+from landscape.training import recipes as built_in_recipes
 from landscape.training import topology
 
 
@@ -51,20 +51,18 @@ def info(file: str) -> None:
 def _print_stamps(path: Path, stamps: dict[str, object]) -> None:
     """Print which versions wrote the file, and whether its checksum fits."""
     stamps["checksum"] = "SHA-256, fits" if hdf5.has_checksum(path) else "none"
-    for key, value in stamps.items():
-        values(f"{key}: {value}")
-    values("", file=stamps)
+    print_values("\n".join(f"{key}: {value}" for key, value in stamps.items()), file=stamps)
 
 
 def _print_results(results: list[base.Result]) -> None:
     """Print summary and fields of the results of a file."""
     for result in results:
-        values(f"\n{result.summary()}")
+        print_values(f"\n{result.summary()}")
         if isinstance(result, Surface) and np.isfinite(result.loss).any():
-            values(f"\n{result.check()}")
+            print_values(f"\n{result.check()}")
         fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-        values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
-    output.results(results)
+        print_values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
+    output.add_results(results)
 
 
 def _short(value: object) -> str:
@@ -81,54 +79,53 @@ def _short(value: object) -> str:
 MAX_STATES = 8  # tensors of the optimizer's state that are listed (our choice)
 
 
-def _print_checkpoint(checkpoint: Any) -> None:
-    """Print what a run's checkpoint contains; ``checkpoint`` has the contents of the file as attributes."""
-    columns, data = checkpoint.history, checkpoint.data
+def _print_checkpoint(run: Any) -> None:
+    """Print what a run's checkpoint contains; ``run`` has the contents of the file as attributes."""
+    columns, data = run.history, run.data
     finite_counts = {name: int(np.isfinite(column).sum()) for name, column in columns.items()}
-    history_entries = {
-        name: {"rows": count, "last": latest(columns, name)} for name, count in finite_counts.items()
-    }
-    learners, size = checkpoint.weights.shape
-    is_finite = bool(np.isfinite(checkpoint.weights).all())
+    history_entries = {name: {"rows": n, "last": latest(columns, name)} for name, n in finite_counts.items()}
+    learners, size = run.weights.shape
+    is_finite = bool(np.isfinite(run.weights).all())
     attributes = ("model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
     entries = {"learners": learners, "parameters": size, "finite": is_finite, "history": history_entries}
-    values("", checkpoint={name: getattr(checkpoint, name) for name in attributes} | entries)
-    dtype = checkpoint.weights.dtype
-    values(f"weights: {learners} learners × {size:,} {dtype}, {'' if is_finite else 'NOT '}finite")
-    values(f"model: {checkpoint.model['name']} {checkpoint.model['options']}")
-    names = list(checkpoint.buffers)
+    output.add_values(checkpoint={name: getattr(run, name) for name in attributes} | entries)
+    dtype = run.weights.dtype
+    print_values(f"weights: {learners} learners × {size:,} {dtype}, {'' if is_finite else 'NOT '}finite")
+    print_values(f"model: {run.model['name']} {run.model['options']}")
+    names = list(run.buffers)
     if names:
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        values(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
-        if checkpoint.mean_buffers:
-            values("BatchNorm statistics of the mean: re-estimated at its weights")
+        print_values(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
+        if run.mean_buffers:
+            print_values("BatchNorm statistics of the mean: re-estimated at its weights")
     fingerprint = f", fingerprint {data['fingerprint'][:12]}…" if data["fingerprint"] else ""
     sizes = f"{data['train']:,} train, {data['test']:,} test{fingerprint}"
     if data["name"]:
-        values(f"data: {data['name']} {data['options']}, {sizes}")
+        print_values(f"data: {data['name']} {data['options']}, {sizes}")
     else:
-        values(f"data: the loop's own, {sizes}" if data["train"] else "data: not known")
-    if checkpoint.algorithm == history.IMPORTED:
-        values(f"imported from:\n{checkpoint.recipe}".rstrip("\n"))
+        print_values(f"data: the loop's own, {sizes}" if data["train"] else "data: not known")
+    if run.algorithm == history.IMPORTED:
+        print_values(f"imported from:\n{run.recipe}".rstrip("\n"))
         return
-    epoch = f" (epoch {checkpoint.epoch:.3g})" if math.isfinite(checkpoint.epoch) else ""
-    values(f"algorithm: {checkpoint.algorithm}, seed {checkpoint.seed}, step {checkpoint.step:,}{epoch}")
-    if checkpoint.description:
-        values(checkpoint.description)
-    for name, state in [*checkpoint.optimizer.items()][:MAX_STATES]:
-        values(f"optimizer state: {name} {tuple(state.shape)}")
-    if len(checkpoint.optimizer) > MAX_STATES:
-        values(f"optimizer state: {len(checkpoint.optimizer) - MAX_STATES} more tensors")
-    for name, state in {**checkpoint.rule, **checkpoint.shared}.items():
-        values(f"state: {name} {tuple(state.shape)}")
-    has_recipe = checkpoint.algorithm != history.RECORDED
+    epoch = f" (epoch {run.epoch:.3g})" if math.isfinite(run.epoch) else ""
+    print_values(f"algorithm: {run.algorithm}, seed {run.seed}, step {run.step:,}{epoch}")
+    if run.description:
+        print_values(run.description)
+    for name, state in [*run.optimizer.items()][:MAX_STATES]:
+        print_values(f"optimizer state: {name} {tuple(state.shape)}")
+    if len(run.optimizer) > MAX_STATES:
+        print_values(f"optimizer state: {len(run.optimizer) - MAX_STATES} more tensors")
+    # The state of the update rule: of each learner (``rule``), and common to all learners (``shared``).
+    for name, state in {**run.rule, **run.shared}.items():
+        print_values(f"state: {name} {tuple(state.shape)}")
+    has_recipe = run.algorithm != history.RECORDED
     if has_recipe:
-        values(end_of_run_line(checkpoint))
+        print_values(end_of_run_line(run))
     for name, count in finite_counts.items():
         last_text = f"last {latest(columns, name):.6g}" if count else "never recorded"
-        values(f"  {name}: {count} of {len(columns[name])} rows, {last_text}")
+        print_values(f"  {name}: {count} of {len(columns[name])} rows, {last_text}")
     title = "recipe:" if has_recipe else "recorded:"
-    values("\n".join([title, *(f"  {line}" for line in checkpoint.recipe.splitlines())]))
+    print_values("\n".join([title, *(f"  {line}" for line in run.recipe.splitlines())]))
 
 
 def end_of_run_line(end: Any) -> str:
@@ -156,21 +153,21 @@ def limit_note(end: Any) -> str:
 RECIPES = Path(__file__).with_name("recipes.json.gz")
 
 
-@command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(named.names)})
+@command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(built_in_recipes.names)})
 def recipes(name: str | None) -> None:
     """List the built-in recipes, or print one.
 
     With NAME (or a .toml file), prints that recipe with all defaults.
 
     If NAME is a pattern, such as 'cifar10/resnet-18-*', the matching recipes are listed. Without NAME, all
-    recipes are listed; those of a paper's table share one line. The properties of a recipe's mixing matrix
-    (gap, ω_min, stability limit) go to stderr.
+    recipes are listed; the recipes of a paper's table share one line. The properties of a recipe's mixing
+    matrix (spectral gap, smallest eigenvalue ω_min, largest stable ηλ) go to stderr.
 
     Example:
         landscape recipes mnist-fig2a-dpsgd > mine.toml
     """
-    summaries = named.recipes(name)
-    if name and (name in summaries or not summaries):
+    summaries = built_in_recipes.recipes(name)
+    if name and (name in summaries or not summaries):  # one recipe; a file has no summary
         if name in summaries:
             text, description = json.loads(gzip.decompress(RECIPES.read_bytes()))[name]
         else:
@@ -179,16 +176,16 @@ def recipes(name: str | None) -> None:
             # ``allow_code`` is safe: the user's code that a recipe names is not run here.
             recipe_of_file = recipe.read(name, allow_code=True)
             text, description = recipe_of_file.to_toml(), recipe_of_file.describe()
-        values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
+        print_values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
         if description:
             output.message(description)
         return
     width = max(map(len, summaries))
     lines = [f"{recipe_name:{width}} {summary}" for recipe_name, summary in summaries.items()]
     if not name:
-        lines += [f"{series.pattern}: {series.where}" for series in named.SERIES]
-        lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(named.NETWORKS)}")
-    values("\n".join(lines), recipes=[named.facts(recipe_name) for recipe_name in summaries])
+        lines += [f"{series.pattern}: {series.where}" for series in built_in_recipes.SERIES]
+        lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(built_in_recipes.NETWORKS)}")
+    print_values("\n".join(lines), recipes=[built_in_recipes.facts(listed) for listed in summaries])
 
 
 @command(
@@ -202,9 +199,10 @@ def topologies(
     """List the topologies for a number of learners, or compare some.
 
     Columns: the spectral gap and the smallest eigenvalue ω_min of the mixing matrix; the largest stable ηλ of
-    DPSGD in AWC order without momentum; the number of mixing steps after which all learners have exactly the
-    average ("-": never); the mean number of bytes that a learner sends in a step. For a cycle of matrices,
-    the gap is that of their product, per step, and ω_min is the smallest of all matrices.
+    DPSGD without momentum, if each learner takes its gradient, averages with its neighbors, and then moves
+    (AWC order); the number of mixing steps after which all learners have exactly the average ("-": never);
+    the mean number of bytes that a learner sends in a step. For a cycle of matrices, the gap per step is
+    computed from the product of the matrices, and ω_min is the smallest eigenvalue of all matrices.
 
     MIXING is a value of algorithm.mixing, such as ring(2), base, or a file. The picture shows each topology
     as a graph, with a panel for each step.
@@ -223,16 +221,16 @@ def topologies(
         common.check_targets(None, picture)
     options: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}
     with output.progress_bar("topologies") as bar:
-        rows = topology.topologies(mixings or None, progress=bar, **options)
+        rows = topology.topologies(mixings or None, progress=bar, **options)  # None: all topologies
     lines = [["mixing", "gap", "ω_min", "ηλ <", "exact after", "bytes a step"]]
     for mixing, row in rows.items():
         numbers = f"{row['gap']:.4f}", f"{row['omega_min']:.4f}", f"{row['limit']:.4g}"
         lines.append([mixing, *numbers, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
-    values(output.columns(lines), topologies=rows)
+    print_values(output.table_text(lines), topologies=rows)
     if not mixings:
         unavailable = [mixing for mixing in topology.default_mixings() if mixing not in rows]
         if unavailable:
             output.message(f"not for {learners} learners: {', '.join(unavailable)}")
         output.message(f"forms: {', '.join(topology.forms())}; a file .csv, .txt or .npy")
     if picture:
-        output.files(picture)
+        print_files(picture)

@@ -48,7 +48,7 @@ from landscape.training.experiments import stability as compute_stability
 def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: AnalysisCommand) -> None:
     """Compute the Hessian's eigenvalues, trace and density.
 
-    The Hessian is computed at w_a of each CKPT, over the whole split.
+    The Hessian is computed at w_a, the mean weights of each CKPT's learners, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds of all other eigenvalues (with 99%
     probability), and the trace with its standard error. With --precondition, also prints the learning rate
@@ -65,7 +65,6 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
     Example:
         landscape spectrum runs/dp/last.h5 --k 5 --quantities trace,density --plot f.png
     """
-
     if by is not None:
         _print_curvature_table(by, analysis, {"precondition": precondition, "part": parts})
         return
@@ -79,7 +78,8 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
             say_cost(compute_spectrum, problem, options)
         return compute_spectrum(problem, **options)
 
-    variant = [analysis.settings["matrix"], *(["preconditioned"] if precondition else [])]
+    matrix = analysis.settings["matrix"]
+    variant = [matrix, "preconditioned"] if precondition else [matrix]
     analysis.compute("spectrum", analysis.open(), compute, *variant)
 
 
@@ -89,9 +89,7 @@ def _print_curvature_table(by: str, analysis: AnalysisCommand, flags: Mapping[st
     ``flags`` has the options of the command that are not allowed with ``--by``.
     """
     defaults = {name: p.default for name, p in inspect.signature(compute_spectrum).parameters.items()}
-    settings = {
-        name: value for name, value in analysis.settings.items() if value not in (None, defaults[name])
-    }
+    settings = {key: value for key, value in analysis.settings.items() if value not in (None, defaults[key])}
     refused = settings.keys() - inspect.signature(curvature_table).parameters.keys()
     refused |= {name for name, value in flags.items() if value}
     for name in sorted(refused):
@@ -113,12 +111,13 @@ def _print_curvature_table(by: str, analysis: AnalysisCommand, flags: Mapping[st
 def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand) -> None:
     """Estimate the gradient noise scale tr Σ/‖g‖².
 
-    The noise scale is estimated at w_a of each CKPT, and from the learners' gradients.
-
     The noise scale is the batch, in samples of the training set, at which noise and gradient are equal in
-    size. A learner's gradient is that of 1/n of the batch, at the weights where the run's update rule takes
-    it (SSGD: at w_a). Prints value ± standard error, and the mean of the estimates from the learners'
-    gradients of one step, to which the learners' spread contributes.
+    size.
+
+    The noise scale is estimated twice: from gradients at w_a, the mean weights of each CKPT's n learners; and
+    from the learners' own gradients. A learner takes its gradient over 1/n of the batch, at the weights that
+    the run's update rule chooses (SSGD: w_a). Both values are printed with standard errors. A third value
+    comes from the learners' gradients of single steps; the spread of their weights contributes to it.
 
     Args:
         no_learners: Measure only at w_a, without the learners' own gradients.
@@ -128,15 +127,16 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
         landscape noise-scale runs/dp/step-0000100.h5 runs/dp/last.h5 --plot noise-scale.png
     """
     runs = analysis.open()
-    batch = analysis.settings["batch"]
-    check_learners([(run, required_batch(batch or run.batch or None)) for run in runs], no_learners)
+    jobs = [(run, analysis.settings["batch"] or own_batch(run)) for run in runs]
+    check_learners(jobs, no_learners)
 
     def compute(run: Checkpoint, **settings: Any) -> NoiseScale:
         weights = gradient_points(run) if run.learners > 1 and not no_learners else None
         diagonal = preconditioner(run, run.problem()) if precondition else None
         return compute_noise_scale(run, weights=weights, precondition=diagonal, **settings)
 
-    analysis.compute("noise-scale", runs, compute, *(["preconditioned"] if precondition else []))
+    variant = ["preconditioned"] if precondition else []
+    analysis.compute("noise-scale", runs, compute, *variant)
 
 
 @command(
@@ -156,14 +156,14 @@ def batch_sharpness(
 ) -> None:
     """Measure the curvature along minibatch gradients.
 
-    The curvature is measured at w_a of each CKPT, and at the weights of each learner.
+    The curvature is measured at w_a, the mean weights of each CKPT's learners, and at each learner's weights.
 
     Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches of the training set, where g and H are the
-    minibatch's gradient and Hessian. A learner's minibatch has 1/n of the batch. Prints mean ± standard
-    error, next to λ_max and, if the CKPT has them, the learning rate and the largest stable ηλ.
+    minibatch's gradient and Hessian. Each of n learners has minibatches of 1/n of the batch. Prints mean ±
+    standard error, next to λ_max and, if the CKPT has them, the learning rate and the largest stable ηλ.
 
     Args:
-        batch: Number of samples in a minibatch at w_a. [default: the run's total]
+        batch: Number of samples in a minibatch at w_a. [default: the run's total batch]
         no_learners: Measure only at w_a, and not at the learners' own weights.
         no_lambda_max: Do not compute λ_max over all data.
 
@@ -173,7 +173,7 @@ def batch_sharpness(
     unique_sizes = list(dict.fromkeys(batch or ()))
     jobs: list[tuple[Checkpoint, int]] = []
     for run in analysis.open():
-        sizes = unique_sizes or [required_batch(run.batch or None)]
+        sizes = unique_sizes or [own_batch(run)]
         jobs += [(run, size) for size in sizes]
     check_learners(jobs, no_learners)
 
@@ -184,6 +184,11 @@ def batch_sharpness(
         return compute_batch_sharpness(run, size, lr=lr, limit=limit, **settings)
 
     analysis.compute("batch-sharpness", jobs, compute)
+
+
+def own_batch(run: Checkpoint) -> int:
+    """Return the total batch of a run; raise InputError for imported weights, which have none."""
+    return required_batch(run.batch or None)
 
 
 def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) -> None:
@@ -207,17 +212,18 @@ def gradient_points(run: Checkpoint) -> Tensor:
 def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisCommand) -> None:
     """Smooth the loss over the spread of the learners.
 
-    The smoothed loss and its sharpness are computed around w_a of each CKPT.
+    The smoothed loss and its sharpness are computed around w_a, the mean weights of each CKPT's learners.
 
-    The smoothed loss is the mean loss at w_a + δ, where δ is random and has the covariance Σ of the learners.
-    A second smoothed loss, for comparison, has isotropic δ with the same trace. Prints value and λ_max of all
-    three losses, with standard errors; the Lipschitz constants of their gradients along the path of w_a;
-    tr(HΣ); the share of the spread along the sharpest directions; and 2/λ_max next to the learning rate α and
-    the effective α_e.
+    The smoothed loss is the mean loss at w_a + δ, where δ is random and has the covariance Σ of the learners'
+    weights. A second smoothed loss, for comparison, has isotropic δ with the same tr Σ. Prints, for the loss
+    and both smoothed losses, the value and λ_max with standard errors, and the Lipschitz constants of the
+    gradients along further steps of w_a. Also prints tr(HΣ), where H is the Hessian of the loss; the share of
+    the spread along the sharpest directions; and 2/λ_max next to the learning rate α and the effective
+    learning rate α_e.
 
     Args:
-        steps: Number of further training steps, in memory, along which Lipschitz constants of gradients are
-            estimated; with 0 none is estimated.
+        steps: Number of further training steps along which Lipschitz constants of gradients are estimated;
+            with 0 none is estimated. The steps change no file.
 
     Example:
         landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png
@@ -225,7 +231,8 @@ def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisComm
     source, device = analysis.source, pick_device(analysis.device)
 
     def compute(run: Checkpoint, **settings: Any) -> Smoothing:
-        # Training would run code that the file's recipe names; only built-in models and data are safe to run.
+        # The further steps need a run with built-in model and data. Others are only named by the file, and
+        # the user must have given them by --model, --data or --loss.
         can_train = run.has_recipe and not (source.model or source.data or source.loss)
         trajectory = None
         if steps and can_train:
@@ -253,8 +260,8 @@ def stability(
     These rates depend on the delay τ and on the momentum.
 
     Without a CKPT, prints the largest stable ηλ_max; with --lr, also the learning rates that have the same
-    stable minima as --lr. With a CKPT, measures λ_max at w_a over the split, and prints the learning rates
-    above which training leaves this minimum.
+    stable minima as --lr. With a CKPT, measures λ_max over the split at w_a, the mean weights of the
+    learners, and prints the learning rates above which training leaves this minimum.
 
     Args:
         lr: Learning rate in use; also print the learning rates with the same stable minima.
@@ -279,7 +286,7 @@ def stability(
         title = f"largest stable lr·λ_max{' in mean square' if noise else ''}"
         max_stable_step = functools.partial(limits.max_stable_step, noise=noise, batch=batch)
         rows, text = limit_table(title, delays, momentum, max_stable_step, ".4f")
-        common.values(text, limits=rows)
+        common.print_values(text, limits=rows)
         if lr is not None:
             before = limits.Hyperparameters(from_delay, from_momentum, from_form, from_batch)
 
@@ -291,7 +298,7 @@ def stability(
             batch_in_use = f", batch {from_batch}" if noise else ""
             title = f"learning rates with the minima of {lr_in_use}{batch_in_use}"
             rows, text = limit_table(title, delays, momentum, lr_with_same_minima, ".4g")
-            common.values(text, rates=rows)
+            common.print_values(text, rates=rows)
         return
     if lr is not None or noise:
         raise InputError("--lr, --noise: not allowed with a CKPT, only without one")
@@ -316,7 +323,7 @@ def limit_table(
         for delay, row in zip(delays, rows, strict=True):
             row[name] = value(delay, m, form)
     cells = [[str(row["delay"]), *(f"{row[name]:{number_format}}" for name, _, _ in columns)] for row in rows]
-    return rows, f"{title}\n{common.columns([header, *cells])}"
+    return rows, f"{title}\n{common.table_text([header, *cells])}"
 
 
 WIDTH = 110  # characters in a line of the footnotes (our choice)
@@ -361,7 +368,7 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
         notes = [f"the data is {name}, not that of the checkpoints" for name in data_names if name]
         return replace(result, notes=(*result.notes, *notes))
 
-    analysis.compute("compare", [tuple(runs)], compute, describe=lambda result: common.values(table(result)))
+    analysis.compute("compare", [tuple(runs)], compute, describe=print_comparison)
 
 
 def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]]:
@@ -402,16 +409,16 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
 def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysis: AnalysisCommand) -> None:
     """Predict the loss of averaged weights.
 
-    The w_a of several CKPTs are averaged, such as checkpoints of a run, or fine-tunings of one network. With
-    one CKPT, its learners are averaged.
+    The mean weights w_a of several CKPTs are averaged, such as checkpoints of a run, or fine-tunings of one
+    network. With one CKPT, its learners are averaged.
 
-    The loss of the average is predicted, with a 90% interval, from the loss, the gradient and one
-    Hessian-vector product at each member. The exact loss is printed beside the prediction. The members of a
-    greedy soup are chosen by predicted losses.
+    The loss of an average is predicted, with a 90% interval, from the loss, the gradient and one
+    Hessian-vector product at each of the averaged weights. The exact loss is printed beside the prediction.
+    The last average is a greedy soup: weights join it if they lower its predicted loss.
 
     Args:
         base: The CKPT from which all others were fine-tuned: averages are base + Σ λ (CKPT − base).
-        by_factor: Average each factor of the adapters by itself, and not the products of the factors.
+        by_factor: Average the factors A and B of adapters (LoRA) by themselves, and not the products BA.
         exact: Evaluate only the N averages with the best predictions. [default: all]
 
     Example:
@@ -423,11 +430,11 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
     check_networks(runs)
     options: dict[str, Any] = {"exact": True if exact is None else exact}
     if by_factor:
-        options["factors"] = ()
+        options["factors"] = ()  # no factors whose products are averaged
     # Opening a file of another program converts its weights; an average is made in the original dtypes.
     members = [run.path if run.algorithm == IMPORTED and run.path else run for run in runs_and_base]
     if base is not None:
-        options["base"] = members.pop()
+        options["base"] = members.pop()  # the last of ``paths``
 
     def compute(first: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> WeightAverage:
         problem = first.problem()
@@ -438,8 +445,9 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
     analysis.compute("average", [tuple(runs_and_base)], compute)
 
 
-def table(result: Comparison) -> str:
-    """Return the table of a comparison, its summary and its footnotes, as text."""
+def print_comparison(result: Comparison) -> None:
+    """Print the table of a comparison, its summary and its footnotes."""
     rows = [["", *result.sides, "error over", "difference"], *table_of(result)]
     wrap = functools.partial(textwrap.fill, width=WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join([common.columns(rows, left=True), "", *summary(result), *map(wrap, footnotes(result))])
+    lines = [common.table_text(rows, left=True), "", *summary(result), *map(wrap, footnotes(result))]
+    common.print_values("\n".join(lines))

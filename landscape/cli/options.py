@@ -81,22 +81,17 @@ def _devices() -> Choice:
     return Choice(DEVICES)
 
 
+_FILE = paths("file")
 #: Options that several commands share: click's settings; ``flag``, the option if it is not the parameter's
 #: name; and ``argument``, whether it is an argument.
 SHARED: Mapping[str, dict[str, Any]] = {
-    "files": {
-        "argument": True,
-        "metavar": "FILE…",
-        "nargs": -1,
-        "required": True,
-        "shell_complete": paths("file"),
-    },
+    "files": {"argument": True, "metavar": "FILE…", "nargs": -1, "required": True, "shell_complete": _FILE},
     "split": {"type": Choice(SPLITS), "help": "Part of the data."},
     "seed": {"default": 0},
     "dtype": {"type": Choice(("float32", "float64")), "help": "Precision."},
-    "output": {"flag": "-o --output", "metavar": "OUT.h5", "shell_complete": paths("file")},
+    "output": {"flag": "-o --output", "metavar": "OUT.h5", "shell_complete": _FILE},
     "replace": {"flag": "--force"},
-    "picture": {"flag": "--plot", "metavar": "F.png", "shell_complete": paths("file")},
+    "picture": {"flag": "--plot", "metavar": "F.png", "shell_complete": _FILE},
     "device": {
         "type": _devices,
         "default": "auto",
@@ -200,7 +195,7 @@ def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> li
     unless the settings of click in ``own`` differ.
     """
     parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
-    helps = sentences(function)
+    helps = help_texts(function)
     every = dict.fromkeys((*names, *own))
     return [_option(parameters[name], hints[name], helps.get(name), own.get(name, {})) for name in every]
 
@@ -250,7 +245,7 @@ def plain(text: str) -> str:
     return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "").strip()
 
 
-def sentences(function: Callable[..., Any]) -> dict[str, str]:
+def help_texts(function: Callable[..., Any]) -> dict[str, str]:
     """Return the first sentence of each parameter's description in a docstring, without markup."""
     first_sentences: dict[str, str] = {}
     for name, text in described(function).items():

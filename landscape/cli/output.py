@@ -98,12 +98,17 @@ def _echo(text: str, err: bool = False) -> None:
         click.echo("\n".join(map(printable, text.split("\n"))), err=err)
 
 
-def values(text: str, **entries: Any) -> None:
+def print_values(text: str, **entries: Any) -> None:
     """Print the values that a command computes, also with -q; with --json keep ``entries`` for its object."""
     out = current()
     out.entries |= entries
     if text and not out.as_json and not out.muted:
         _echo(text)
+
+
+def add_values(**entries: Any) -> None:
+    """Keep values that a command computes for the object of --json, and print none."""
+    current().entries |= entries
 
 
 def message(text: str) -> None:
@@ -112,15 +117,18 @@ def message(text: str) -> None:
         _echo(text, err=True)
 
 
-def files(*paths: str | Path) -> None:
+def print_files(*paths: str | Path) -> None:
     """Print the names of files that the command has written."""
     out = current()
     out.names += map(str, paths)
     for path in paths:
-        values(str(path))
+        print_values(str(path))
 
 
-def results(new_results: Sequence[Result]) -> None:
+files = print_files  # its name in landscape.plugins
+
+
+def add_results(new_results: Sequence[Result]) -> None:
     """Keep results for --json, which shows their numbers; -v prints these on stderr."""
     out = current()
     out.results += new_results
@@ -163,7 +171,7 @@ def add_options(command: click.Command) -> None:
             command.params.append(option)
 
 
-def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
+def table_text(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
     """Return a table as text, with aligned columns: the first to the left, the others to the right.
 
     With ``left``, all columns are aligned to the left.
@@ -181,4 +189,4 @@ def progress_bar(title: str) -> AbstractContextManager[Bar]:
 
 def list_figures(rows: Sequence[dict[str, str]]) -> None:
     """Print the names of figures, where they are in the papers, and their titles."""
-    values("\n".join("{name:18} {where}: {title}".format(**row) for row in rows), figures=rows)
+    print_values("\n".join("{name:18} {where}: {title}".format(**row) for row in rows), figures=rows)

@@ -94,8 +94,8 @@ def plot(
         style: Style of surfaces: contour, hillshade (relief), surface (3-D) or difference (of two surfaces).
         quantity: What surfaces show: loss, accuracy, or a metric of landscape contour. [default: loss]
         log: Logarithmic or linear levels. [default: logarithmic if losses differ by a factor over 100]
-        levels: Approximate number of contour levels. [default: 25 on a logarithmic scale; on a linear one,
-            levels 0.005 apart if these are 4 to 40, else 24]
+        levels: Approximate number of contour levels. [default: 25 on a logarithmic scale; on a linear scale,
+            levels 0.005 apart if this makes 4 to 40 levels, else 24 levels]
         vmax: Highest level; larger values have its color.
         cmap: Color map of matplotlib. [default: mako_r; rocket_r for ratios]
         labels: Write losses on the contour lines.
@@ -107,17 +107,17 @@ def plot(
         landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png
     """
     options: dict[str, Any] = {"quantity": quantity, "log": log, "levels": levels, "vmax": vmax, "cmap": cmap}
-    options |= {"labels": labels or None, "title": title or None, "width": width}
+    options |= {"width": width, "labels": labels or None, "title": title or None}  # None: not given
     options = {name: value for name, value in options.items() if value is not None}
     if film.animate is not None:
         if options or style != "contour":
-            first_refused = next(iter(options), "style")
-            raise InputError(f"--{first_refused}: not allowed with --animate")
+            refused = [*options, "style"]  # the first was given: without other options, ``style`` was
+            raise InputError(f"--{refused[0]}: not allowed with --animate")
         animate(files, output, film, dpi)
         return
     picture = Path(output or storage.checkpoint_in(Path(files[0])).with_suffix(".png"))
     if picture.suffix == ".vts":
-        common.files(*_export(plots.loaded(files), picture))
+        common.print_files(*_export(plots.loaded(files), picture))
         return
     plots.check_format(picture)
     results = plots.loaded(files)
@@ -130,7 +130,7 @@ def plot(
     except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis can show
         cause = first_words(error)
         raise OperationError(f"{', '.join(files)}: values that cannot be drawn ({cause})") from error
-    common.files(picture)
+    common.print_files(picture)
 
 
 def _export(results: list[Any], path: Path) -> list[Path]:
@@ -162,7 +162,7 @@ def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float |
         film_frames = frames(runs, film, bar)
     with common.progress_bar("film") as bar:
         animation.save_film(film_frames, runs[-1].algorithm, path, film.fps, dpi or DPI, bar)
-    common.files(path)
+    common.print_files(path)
 
 
 def checkpoints(last: Path, limit: int) -> list[Checkpoint]:
@@ -184,15 +184,16 @@ def checkpoints(last: Path, limit: int) -> list[Checkpoint]:
 def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame]:
     """Compute the frames of a film: for each checkpoint, the surface around w_a, ηλ_max and its limit.
 
-    All surfaces have the same two directions: the first principal components of the learners' deviations from
-    w_a at all checkpoints, scaled to norm 1 at each checkpoint.
+    All surfaces have the same two directions. They are the first principal components of the deviations of
+    the learners from w_a, taken from all checkpoints. Before that, the deviations (n, P) of each checkpoint
+    are divided by their norm, so that all checkpoints have equal weight.
     """
     from landscape.plots.animation import Frame
 
     spreads = [run.weights.double() - run.weights.double().mean(0) for run in runs]
     unit_spreads = torch.cat([spread / spread.norm() for spread in spreads])  # frames × n rows, P columns
-    first = film.source.of(runs[0], "cpu").problem()
-    directions = learners_plane(first, unit_spreads).directions
+    first_problem = film.source.of(runs[0], "cpu").problem()
+    directions = learners_plane(first_problem, unit_spreads).directions
     # The learners' coordinates in the plane at each checkpoint, (n, 2).
     positions = [(spread.to(directions) @ directions.T).numpy() for spread in spreads]
     span = WIDTH * float(np.median([np.abs(position).max() for position in positions]))
@@ -205,7 +206,7 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
         learner_names = tuple(f"learner {j}" for j in range(len(position)))
         marked_weights = torch.cat((run.weights, run.mean[None]))
         plane = Plane(
-            problem.weights, directions, "learners", "none", 0, axes=axes, markers=markers,
+            problem.weights, directions, kind="learners", norm="none", seed=0, axes=axes, markers=markers,
             labels=(*learner_names, "w_a"), weights=marked_weights.to(problem.weights),
         )  # fmt: skip
         surface = contour(problem, plane, grid=film.film_grid, span=span, **about(run, "train"))
@@ -260,7 +261,7 @@ def report(
         if new_files:
             contents = reports.read([*paths, *new_files])
     reports.write(contents, path, title)
-    common.files(path)
+    common.print_files(path)
 
 
 def _analyze(contents: reports.Contents, folder: Path, values: dict[str, Any]) -> list[Path]:

@@ -57,6 +57,9 @@ def train(
 
     RECIPE is a built-in name or a .toml file.
 
+    A step of w_a, the mean weights of the learners, has a part along the gradient of the whole training loss,
+    and a part orthogonal to it, which is the noise; both are recorded.
+
     Writes DIR/last.h5, DIR/step-NNNNNNN.h5 and DIR/recipe.toml. With --nproc, or under torchrun (see
     docs/cluster.md), several processes share the learners, and each writes DIR/logs/rank-R.log. If the run
     diverges, a message says so and the exit code is 3; its files are complete.
@@ -91,6 +94,7 @@ def train(
     options: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     options["allow_code"] = allow_code
     uses_processes = nproc > 1 or max_restarts > 0
+    # A complete run needs no processes: its end is only printed.
     if uses_processes and (force or not is_complete(changed_recipe, Path(folder))):
         out = current()
         flags = {"--quiet": out.quiet, "--json": out.as_json, "--verbose": out.verbose}
@@ -125,8 +129,8 @@ def _train(recipe: Recipe | None, folder: str, timeout: float, options: dict[str
             end = launch(recipe, folder, hooks=hooks, group=group, **options)
         if rank == 0:
             advice = next_command(end, folder, options["data_dir"])
-            common.values(end_of_run_line(end), run=final_numbers(end), next=advice)
-            common.files(f"{folder}/last.h5")
+            common.print_values(end_of_run_line(end), run=final_numbers(end), next=advice)
+            common.print_files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
     if children.launcher_store() is None:  # the launcher of --nproc checks the last checkpoint itself
         _check_divergence(end, folder, rank)
@@ -169,8 +173,8 @@ def sweep(
         settings: Values of a key of the recipes, such as lr=0.2,0.5; a single value is for all runs.
         seeds: Seeds of each setting, such as 0-4 or 0,1,5.
         search: Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.
-        rounds: Number of halvings of --search, which evaluates at most 3 + 2·ROUNDS values (DPSGD-2020: about
-            20).
+        rounds: Number of halvings of --search, which evaluates at most 3 + 2·ROUNDS values (DPSGD-2020
+            evaluated about 20).
         output: Folder of the runs and the table.
         allow_code: Run your code that a file names as MODULE:NAME for its model or data; code that --set
             names always runs.
@@ -182,18 +186,19 @@ def sweep(
     search_range = parse_search(search) if search else None  # (key, lowest value, highest value)
     with common.progress_bar("sweep") as bar:
         options: dict[str, Any] = {"seeds": parse_seeds(seeds), "search": search_range, "rounds": rounds}
-        options |= {"allow_code": allow_code, "message": common.message, "progress": bar}
-        result = compute_sweep(recipes, folder, **options, **vars(jobs), **values_of(settings))
-    common.values(table(result))
+        # vars(jobs) has the values of jobs, timeout, share, device and data_dir.
+        options |= {"allow_code": allow_code, "message": common.message, "progress": bar, **vars(jobs)}
+        result = compute_sweep(recipes, folder, **options, **values_of(settings))
+    common.print_values(table(result))
     if jobs.share:
         common.message(f"share {jobs.share} has ended; the same command without --share makes the table")
         return
     if search_range:
         key = search_range[0]
         best = result.best(key)
-        common.values("\n".join(best_values(key, best)), best=best)
-    common.results([result])
-    common.files(folder / "sweep.csv", folder / "sweep.h5")
+        common.print_values("\n".join(best_values(key, best)), best=best)
+    common.add_results([result])
+    common.print_files(folder / "sweep.csv", folder / "sweep.h5")
 
 
 def values_of(settings: Iterable[str]) -> dict[str, Any]:
@@ -256,7 +261,7 @@ def table(result: Sweep) -> str:
         error = _with_std(f"{result.test_error[i]:.2f}", result.test_error_std[i], ".2f")
         rest = f"{result.best_test_error[i]:.2f}", f"{result.diverged[i]:.0f}", f"{result.seconds[i]:.1f}"
         lines.append([*(row[key] for key in varying), str(len(seeds)), loss, error, *rest])
-    return common.columns(lines)
+    return common.table_text(lines)
 
 
 def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
@@ -349,21 +354,21 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     ends_in("-o", path, [".h5"])
     checkpoint = imported(paths, source)
     if path.exists():
-        saved_checkpoint = Checkpoint.load(path)
+        saved_checkpoint = Checkpoint.load(path)  # its ``recipe`` has the names and SHA-256 of its STATEs
         saved_values = saved_checkpoint.recipe, saved_checkpoint.model, saved_checkpoint.data["name"]
         new_values = checkpoint.recipe, checkpoint.model, data_spec.name if data_spec else ""
         for old, new in zip(saved_values, new_values, strict=True):
             if old != new:
                 raise OperationError(f"-o: {path} is of {old!r}, not of {new!r}; give another name")
         common.message(f"{path}: complete already, nothing is imported")
-        common.files(path)
+        common.print_files(path)
         return
     checkpoint.path = path
     if data_spec:
         checkpoint.data = _evaluate(checkpoint, source, data_spec)
     common.make_folder(path.parent)
     checkpoint.save(path)
-    common.files(path)
+    common.print_files(path)
 
 
 def _evaluate(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> dict[str, Any]:
@@ -381,7 +386,7 @@ def _evaluate(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> d
     for split, numbers in losses.items():  # so that a user sees whether the weights are right
         accuracy = numbers["accuracy"]
         accuracy_text = "" if math.isnan(accuracy) else f", accuracy {100 * accuracy:.2f}%"
-        common.values(f"{split}: loss {numbers['loss']:.6g}{accuracy_text} ({sizes[split]:,} samples)")
-    common.values("", splits=losses)
+        common.print_values(f"{split}: loss {numbers['loss']:.6g}{accuracy_text} ({sizes[split]:,} samples)")
+    common.add_values(splits=losses)
     fingerprint = data.fingerprint if data else ""
     return {"name": spec.name, "options": spec.options, **sizes, "fingerprint": fingerprint}
