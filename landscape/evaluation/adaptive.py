@@ -47,6 +47,8 @@ JITTER = 0.3  # how much nearer to exact points than the middle of the widest ho
 GROWTH = 0.15  # new points in a round, as a share of the exact ones
 NEIGHBORS = 6  # exact points whose errors are looked at around a point
 SAFETY = 3.0  # the estimated largest error, as a multiple of the largest at the checks
+# The same with few checks where a linear kernel fits best: the surface is then less smooth than its part.
+LINEAR_SAFETY = 5.0
 # The largest expected error is scaled by MARGIN times the mean ratio of measured and expected errors. In the
 # first two rounds, in which smooth surfaces end, it is smaller than later: at kinks the ratios differ more.
 MARGIN, LATE_MARGIN = 3.5, 6.0
@@ -65,14 +67,15 @@ DIAGONALS = tuple(itertools.product((1, -1), repeat=2))
 GUIDED_BASE, FOLLOW_ERROR, GUIDED_COUNTS = 5, 0.5, {1: (8, 16, 40), 2: (16, 32, 160)}
 # A part is smooth if it needs at most SMOOTH times the minimum number of points, and if a function through
 # FEW_POINTS follows it: the first FEW_ROUNDS then estimate the largest error from FEW_CHECKS alone.
-SMOOTH, FEW_POINTS, FEW_CHECKS, FEW_ROUNDS = 2.0, 64, {1: 6, 2: 12}, 5
+SMOOTH, FEW_POINTS, FEW_CHECKS, FEW_ROUNDS = 2.0, 72, {1: 6, 2: 12}, 10
 PART_MAX_SHARE = 0.5  # the share of points from which on a part is too rough to be a guide
 # The estimated error in tolerances above which a part is given up, too, if the error fell by less than a
 # factor of 3 in the last two rounds.
 HOPELESS = 4.0
-# After a part is given up, the numbers of checks and of new points are multiplied by this factor: islands in
-# the part's loss were seen at its own points, whose cost has to be made up for.
-GIVEN_UP = 2 / 3
+# After a part is given up, the numbers of checks and of new points are multiplied by GIVEN_UP, and the margin
+# of later rounds is GIVEN_UP_MARGIN: islands in the part's loss were seen at its own points, whose cost has to
+# be made up for.
+GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 4.5
 
 Compute = Callable[[Array], None]
 
@@ -414,6 +417,8 @@ class _Round:
             return cls(checks // 2, limit, MARGIN, min(new, checks // 2), growth, 1.0)
         if estimates >= EARLY and of_part:
             return cls(checks // 2, LATE_LIMIT, MARGIN, new, growth, 1.0)
+        if estimates >= EARLY and given_up:
+            return cls(checks, 1.0, GIVEN_UP_MARGIN, new, growth, 1.0)
         if estimates >= EARLY:
             return cls(checks, LATE_LIMIT, LATE_MARGIN, new, growth, 1.0)
         return cls(2 * checks // 3 if estimates else checks, 1.0, MARGIN, new, growth, MIN_STATED)
@@ -513,10 +518,11 @@ def _measure_errors(
 ) -> tuple[Outcome, Array]:  # fmt: skip
     """Draw ``count`` check points from the open points, compute them, and compare the predictions with them.
 
-    The estimate of a column's largest error is SAFETY times the largest error at the check points. With a
-    ``margin``, it is at least the largest expected error. ``grid.expected()`` gives expected errors up to a
-    factor. Here the factor is set, to margin · (mean measured error) / (mean of ``grid.expected()``), both at
-    the check points. Without a ``margin``, only the factor remains, with MARGIN in place of the margin.
+    The estimate of a column's largest error is SAFETY times the largest error at the check points, or
+    LINEAR_SAFETY times without a ``margin`` and with a linear kernel. With a ``margin``, it is at least the
+    largest expected error. ``grid.expected()`` gives expected errors up to a factor. Here the factor is set,
+    to margin · (mean measured error) / (mean of ``grid.expected()``), both at the check points. Without a
+    ``margin``, only the factor remains, with MARGIN in place of the margin.
 
     Returns:
         The estimates, and the expected errors (K,) at all points, 0 at exact points; both in units of the
@@ -539,7 +545,8 @@ def _measure_errors(
         scaled_expected[name] = grid.fits[name].in_tolerance_units(predicted[name], factor * expected[name])
         scaled_expected[name][positions] = 0.0  # the check points are exact now
         largest_expected = float(scaled_expected[name].max()) if margin or name not in deciding else 0.0
-        estimates[name] = max(SAFETY * largest_errors[name], largest_expected)
+        safety = SAFETY if margin or grid.fits[name].smooth else LINEAR_SAFETY
+        estimates[name] = max(safety * largest_errors[name], largest_expected)
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
     all_expected = np.zeros(len(grid.at))
     all_expected[grid.open] = np.max([scaled_expected[name] for name in deciding], axis=0)

@@ -88,6 +88,11 @@ class Fit:
                     candidates.append(function.guided(centered, at, exact))
         self._function = min(candidates, key=functools.partial(self._usual_error, values[exact]))
 
+    @property
+    def smooth(self) -> bool:
+        """Whether the function's kernel is one that follows smooth surfaces."""
+        return self._function.interpolant.order > 1.0
+
     def _usual_error(self, values: Array, function: _Function) -> float:
         """Return the 90% quantile of the leave-one-out errors of exact points, in units of the tolerance."""
         predicted = np.log(values) if function.log else values
