@@ -98,8 +98,7 @@ def test_searches_replay_products(make: Any, matrix: Any, request: pytest.Fixtur
     graphs = request.getfixturevalue("graphs")
     replayed = landscape.extreme_eigenvalues(make(), 1e-4, matrix=matrix)
     assert graphs.replays > plain.products / 2
-    # A product may round differently where its input has another alignment in memory.
-    np.testing.assert_allclose(replayed.values, plain.values, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(replayed.values, plain.values, 1e-12, 1e-14)  # roundings vary with alignment
     np.testing.assert_allclose(np.abs((plain.vectors * replayed.vectors).sum(1)), 1, atol=1e-6)
 
 

@@ -73,7 +73,7 @@ PART_MAX_SHARE = 0.5  # the share of points from which on a part is too rough to
 # factor of 3 in the last two rounds.
 HOPELESS = 4.0
 # After a part is given up, the numbers of checks and of new points are multiplied by GIVEN_UP, and the margin
-# of later rounds is GIVEN_UP_MARGIN: islands in the part's loss were seen at its own points, whose cost has to
+# of late rounds is GIVEN_UP_MARGIN: islands in the part's loss were seen at its own points, whose cost has to
 # be made up for.
 GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 4.5
 
