@@ -43,8 +43,8 @@ class _Chunk:
     Attributes:
         x, y: the inputs (samples, features) and the targets.
         h: the inputs of the layer.
-        first: the first derivatives of the element-wise functions before it.
-        second: their second derivatives times the loss's derivatives by their outputs; None for zero.
+        slopes: the first derivatives of the element-wise functions before the layer.
+        curvatures: their second derivatives times the loss's derivatives by their outputs; None for zero.
         delta: the loss's derivatives by the outputs of the layer.
         z: the outputs of the last layer.
     """
@@ -52,8 +52,8 @@ class _Chunk:
     x: Tensor
     y: Tensor
     h: list[Tensor]
-    first: list[Tensor]
-    second: list[Tensor | None]
+    slopes: list[Tensor]
+    curvatures: list[Tensor | None]
     delta: list[Tensor]
     z: Tensor
 
@@ -103,8 +103,8 @@ class ChainHessian:
         self.weights = [w[index] for w in self.weights]
         self.penalties = [self.penalties[row] for row in rows] if self.penalties else []
         for c in self.chunks:
-            c.h, c.first = [h[index] for h in c.h], [first[index] for first in c.first]
-            c.second = [None if second is None else second[index] for second in c.second]
+            c.h, c.slopes = [h[index] for h in c.h], [slope[index] for slope in c.slopes]
+            c.curvatures = [None if values is None else values[index] for values in c.curvatures]
             c.delta, c.z = [delta[index] for delta in c.delta], c.z[index]
         self._captured = Captured()
 
@@ -168,20 +168,23 @@ class ChainHessian:
         weights = [w.expand(count, -1, -1) for w in self.weights]
         first_v = v[self.layers[0].step.weight].flatten(0, 1)
         last = len(self.layers) - 1
-        for c in self.chunks:  # see _Chunk
-            # Forward: rz is the derivative along v of a layer's output z, and rh that of its activation.
+        # For layer i > 0 and its output z, a chunk c has the input c.h[i - 1], and ∂L/∂z as c.delta[i - 1].
+        # For the activation h = act(z) after layer i, it has act′(z) as c.slopes[i], and act″(z)·∂L/∂h as
+        # c.curvatures[i].
+        for c in self.chunks:
+            # Forward: rz and rh are the derivatives along v of a layer's output z and of the activation h.
             rzs: list[Tensor] = []
             rhs: list[Tensor] = []
             for i, layer in enumerate(self.layers):
                 if i:
-                    rz = _product(v[layer.step.weight], c.h[i - 1], _product(weights[i], rhs[-1]))
+                    rz = _product(v[layer.step.weight], c.h[i - 1], plus=_product(weights[i], rhs[-1]))
                 else:
                     rz = (first_v @ c.x.T).view(count, -1, len(c.x))
                 if layer.step.bias:
                     rz += v[layer.step.bias].unsqueeze(2)
                 if i < last:
                     rzs.append(rz)
-                    rhs.append(rz * c.first[i])
+                    rhs.append(rz * c.slopes[i])
             # Backward: r is the derivative along v of ∂L/∂z, from the last layer to the first.
             r = self._output_hvp(c, rz)
             for i in range(last, -1, -1):
@@ -196,15 +199,15 @@ class ChainHessian:
                 if self.full:  # the Hessian, not its Gauss-Newton part
                     delta = c.delta[i - 1]
                     sums[step.weight].add_(_product(rhs[i - 1], delta.mT).mT)
-                    r = _product(v[step.weight].mT, delta, r)
-                r = r * c.first[i - 1]
-                second = c.second[i - 1]
+                    r = _product(v[step.weight].mT, delta, plus=r)
+                r = r * c.slopes[i - 1]
+                second = c.curvatures[i - 1]
                 if second is not None:
                     r = torch.addcmul(r, second, rzs[i - 1])
         if self.penalties:
             # Each θ has a penalty. If all vectors are at one θ, its penalty is repeated for each vector.
             penalties = self.penalties * (count // len(self.penalties))
-            out += torch.stack([penalty(v) for penalty, v in zip(penalties, vectors, strict=True)])
+            out += torch.stack([penalty(row) for penalty, row in zip(penalties, vectors, strict=True)])
         return out
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from landscape.core.devices import finite, generator, normal, vector_norm, widest_dtype
 from landscape.core.errors import InputError, LandscapeError
 from landscape.curvature.double_backward import (
-    INSIDE,
+    HALF_INSIDE,
     LOW,
     NO_GRADIENT,
     FullPrecision,
@@ -54,7 +54,7 @@ class Gradient:
     """
 
     def __init__(self, problem: Problem, weights: Tensor, slots: Sequence[Slot], dtype: torch.dtype) -> None:
-        is_half = problem.checked.get(INSIDE) or problem.dtype in LOW
+        is_half = problem.checked.get(HALF_INSIDE) or problem.dtype in LOW
         converted = problem if dtype == problem.dtype else problem.to(dtype)
         self.problem, self.slots, self.dtype = converted.at(weights.to(dtype)), slots, dtype
         self.coarse = torch.bfloat16 if is_half and dtype != torch.float64 else dtype
@@ -123,7 +123,7 @@ class Differences:
         self.finest = gradient if problem.dtype == torch.float64 else self._in_float64(gradient)
         self.scales = self._scales(gradient)
         self.gradients = self.finest
-        self._center = dict[int, Tensor]()
+        self._at_weights = dict[int, Tensor]()  # id(g) -> the gradient g at the weights
         self._key = key = ("differences", problem.batchnorm.name, *(slot.name for slot in slots))
         if key not in problem.checked and problem.check != "off":
             self._check(weights)
@@ -155,7 +155,7 @@ class Differences:
     def _random(self, seed: int) -> Tensor:
         """Return a normal vector (P',)."""
         like, size = self.finest.weights, sum(self.sizes)
-        return self._masked(normal(size, generator(seed, like.device, size)).to(like))
+        return self._in_weight_space(normal(size, generator(seed, like.device, size)).to(like))
 
     def _serves(self, gradient: Gradient) -> bool:
         """Return whether products in the model's own precision have errors below GOAL, and no kinks.
@@ -166,7 +166,7 @@ class Differences:
         """
         middle = self._middle(gradient)
         image, _ = self._difference(gradient, self._random(0), gradient.steps()[middle])
-        v = self._masked(image / (image.norm() or 1.0))
+        v = self._in_weight_space(image / (image.norm() or 1.0))
         steps = gradient.steps()[: middle + 2]
         differences = {k: self._difference(gradient, v, step) for k, step in enumerate(steps)}
         image, disagreement = differences[middle]
@@ -194,7 +194,7 @@ class Differences:
         parts = [gradient.weights[slot.place] for slot in self.slots]
         return [float(p.square().sum()) + average * p.numel() for p in parts]
 
-    def _masked(self, v: Tensor) -> Tensor:
+    def _in_weight_space(self, v: Tensor) -> Tensor:
         """Return ``v`` in float64, times ``root``, and zero along the padding rows of embeddings."""
         v = v.to(self.finest.weights, copy=True)
         if self.root is not None:
@@ -204,7 +204,7 @@ class Differences:
             v = cut(self.problem.along_weights(whole), self.slots)
         return v
 
-    def _step(self, v: Tensor, step: float) -> float:
+    def _epsilon(self, v: Tensor, step: float) -> float:
         """Return ε for ``v``, such that the changes relative to the weights have length ``step``."""
         change = sum(square / scale for square, scale in zip(self._squares(v), self.scales, strict=True))
         return step / math.sqrt(change) if change else step
@@ -220,19 +220,19 @@ class Differences:
 
     def _difference(self, g: Gradient, v: Tensor, step: float) -> tuple[Tensor, float]:
         """Return the product with ``v`` by one step, and the disagreement of its one-sided differences."""
-        if id(g) not in self._center:
-            self._center[id(g)] = g()
-        step = self._step(v, step)
-        forward, backward = g(step * v), g(-step * v)
-        disagreement = (forward + backward).sub_(self._center[id(g)], alpha=2).div_(step)
-        image = forward.sub_(backward).div_(2 * step)
+        if id(g) not in self._at_weights:
+            self._at_weights[id(g)] = g()
+        epsilon = self._epsilon(v, step)
+        forward, backward = g(epsilon * v), g(-epsilon * v)
+        disagreement = (forward + backward).sub_(self._at_weights[id(g)], alpha=2).div_(epsilon)
+        image = forward.sub_(backward).div_(2 * epsilon)
         if self.root is not None:
             image, disagreement = self.root.to(image) * image, self.root.to(image) * disagreement
         return image, float(self.ranks.norm(disagreement))
 
     def product(self, v: Tensor) -> Tensor:
         """Return the product with ``v`` (P',), in float64, by one step, or a finer one if that has a kink."""
-        g, v = self.gradients, self._masked(v)
+        g, v = self.gradients, self._in_weight_space(v)
         if g is not self.finest:
             image, disagreement = self._difference(g, v, g.steps()[self._middle(g)])
             if disagreement <= self.limit * float(image.norm()):
@@ -253,15 +253,16 @@ class Differences:
         most about the difference between the products by two neighboring steps. The error from a kink of ReLU
         also shows in this difference, because the kink contributes unequally to the two products.
 
-        If the disagreement of one-sided differences is not smaller at a finer step, all steps contain kinks.
-        The error of the product may then be √(samples) times the disagreement.
+        If the forward and the backward difference do not disagree less at a finer step, all steps contain
+        kinks. The error of the product may then be √(samples) times this disagreement.
 
-        ``g``: the gradient of which differences are taken; default: the most precise one.
+        ``g``: the function whose differences are taken; default: the gradient in the finest precision.
         """
         g = g or self.finest
-        v, steps = self._masked(v), g.steps()  # steps: from the coarsest to the finest
-        differences: dict[int, tuple[Tensor, float]] = {}  # index of a step -> (product, disagreement)
+        v, steps = self._in_weight_space(v), g.steps()  # steps: from the coarsest to the finest
+        differences: dict[int, tuple[Tensor, float]] = {}  # index of a step -> product, disagreement
         middle = self._middle(g)
+        # The relative error at which no further step is tried (our choice).
         goal = FINE if g.coarse == torch.float64 else GOAL / 3
         # The best step for smooth networks and its two neighbors, then finer steps, then coarser steps.
         order = [middle, middle - 1, middle + 1, *range(middle + 2, len(steps)), *range(middle - 2, -1, -1)]
@@ -274,12 +275,12 @@ class Differences:
             if error <= goal * float(self.ranks.norm(differences[best][0])):
                 break
         image, _ = differences[best]
-        gradient = self._center[id(g)]
+        at_weights = self._at_weights[id(g)]
         if self.root is not None:
-            gradient = self.root.to(gradient) * gradient
+            at_weights = self.root.to(at_weights) * at_weights
         # With few parameters, the products by two steps often agree by chance. The error is therefore at
-        # least the rounding of gradients and weights.
-        gradient_error = float(self.ranks.norm(gradient)) / self._step(v, steps[best])  # in units of eps
+        # least the rounding of gradients and weights; these two errors are in units of the precision.
+        gradient_error = float(self.ranks.norm(at_weights)) / self._epsilon(v, steps[best])
         weight_error = float(self.ranks.norm(image)) / steps[best]
         rounding = torch.finfo(g.coarse).eps * (gradient_error + weight_error)
         return image, max(error, SAFETY * rounding / math.sqrt(self.ranks.size(v)))
@@ -362,10 +363,10 @@ class ShardedDifferences(Differences):
         counts = [piece.parameter.numel() for piece in problem.chosen]
         average = sum(squares) / sum(counts) or 1.0
         self.scales = [square + average * count for square, count in zip(squares, counts, strict=True)]
-        self._center = {}
+        self._at_weights = {}
         self.arithmetic = f"differences of gradients on {problem.ranks} ranks"
 
-    def _masked(self, v: Tensor) -> Tensor:
+    def _in_weight_space(self, v: Tensor) -> Tensor:
         return self.problem.along_weights(v.to(self.problem.dtype, copy=True))
 
 

@@ -28,7 +28,7 @@ from landscape.problem.problem import Problem
 LOW = (torch.bfloat16, torch.float16)
 RAISED = (*LOW, torch.float32, torch.complex32, torch.complex64)
 # The key of ``Problem.checked`` for whether model or loss compute in a precision of LOW.
-INSIDE = ("low precision",)
+HALF_INSIDE = ("low precision",)
 
 
 class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -66,9 +66,9 @@ def in_full_precision(problem: Problem) -> Problem:
     """Return ``problem`` or, if its weights are in half precision, a copy in float32.
 
     Products in half precision have two or three digits, too few for an eigenvalue search. A model may also
-    compute in half precision inside its forward pass. ``problem.checked[INSIDE]`` records this, and products
-    are then computed within :class:`FullPrecision`. A ProblemWarning reports half precision once for each
-    problem.
+    compute in half precision inside its forward pass. ``problem.checked[HALF_INSIDE]`` records whether
+    it does; if so, products are computed within :class:`FullPrecision`. A ProblemWarning reports half
+    precision once for each problem.
 
     Raises:
         InputError: the model runs in half precision only.
@@ -76,7 +76,7 @@ def in_full_precision(problem: Problem) -> Problem:
     fit("problem", problem, Problem)
     is_half = problem.dtype in LOW
     full_problem = problem.to(torch.float32) if is_half else problem
-    if INSIDE in problem.checked:
+    if HALF_INSIDE in problem.checked:
         return full_problem
     small_problem = full_problem.on(full_problem.data.few())
     try:
@@ -85,12 +85,12 @@ def in_full_precision(problem: Problem) -> Problem:
     except LandscapeError:
         raise
     except Exception as error:  # a model that does not run in the full dtype may raise any error
-        if not is_half and not mode.cast_dtypes & {*LOW}:
+        if not is_half and not mode.cast_dtypes & {*LOW}:  # the cause is not a conversion to the full dtype
             raise
         words = f"it runs in half precision only ({first_words(error)}), too coarse for second derivatives"
         raise NoSecondDerivative(f"model: {words}; {FOLLOW}") from error
     half_dtypes = mode.cast_dtypes & {*LOW}  # half precision in the forward pass
-    problem.checked[INSIDE] = bool(half_dtypes)
+    problem.checked[HALF_INSIDE] = bool(half_dtypes)
     if is_half:
         half_dtypes.add(problem.dtype)
     if half_dtypes:
@@ -110,11 +110,11 @@ MISSING = re.compile(
 # share AGREEMENT, and the product differs from them by more than the share DISAGREEMENT (our choices). The
 # two differences disagree if a step contains a kink, or if the model computes in a coarser precision inside.
 AGREEMENT, DISAGREEMENT = 0.05, 0.25
-# Differences of losses are reliable if those over one and two steps differ by at most the share SAME, and are
-# at least UNITS times the rounding. A gradient is wrong if it differs from them by more than OTHER times
-# their disagreement plus the share LEAST: a detached part may be small. BALANCE is the largest factor by
-# which the gradient of a tensor with a small part is raised (our choices).
-SAME, OTHER, LEAST, UNITS, BALANCE = 0.002, 10, 0.001, 1000, 30
+# Differences of losses are reliable if those over one and two steps differ by at most the share SAME_SHARE,
+# and are at least MIN_ROUNDINGS times the rounding. A gradient is wrong if it differs from them by more than
+# WRONG_FACTOR times their disagreement plus the share WRONG_SHARE: a detached part may be small. BALANCE is
+# the largest factor by which the gradient of a tensor with a small part is raised (our choices).
+SAME_SHARE, WRONG_FACTOR, WRONG_SHARE, MIN_ROUNDINGS, BALANCE = 0.002, 10, 0.001, 1000, 30
 # Numbers that are converted to float64 at once (our choice: 8 MiB).
 SLICE = 2**20
 
@@ -310,8 +310,8 @@ def _loss_and_gradient(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> t
 def check_gradient(small_problem: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
     """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``weights`` (P,).
 
-    The gradient is not the derivative if a term of the loss is detached, or if the model uses
-    straight-through estimators or phantom gradients. The derivative of such a gradient is no Hessian.
+    The gradient is not the derivative if a term of the loss is detached, or if the model replaces a gradient
+    on purpose (straight-through estimators). The derivative of such a gradient is no Hessian.
 
     The gradient is compared with central differences of the loss (:func:`_is_derivative`), in the widest
     dtype of the device (usually float64) if the model can run in it, otherwise in the problem's dtype. Each
@@ -345,15 +345,16 @@ def check_gradient(small_problem: Problem, weights: Tensor, slots: Sequence[Slot
 
 
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
-    """Return False only if reliable central differences of the loss disagree with the gradient.
+    """Return whether the gradient agrees with central differences of the loss.
 
     The differences are taken along the gradient and along random directions. They are reliable if they exceed
     the rounding of the loss, and if the differences over one step and over two steps agree. The step grows
-    until the differences along all directions are reliable.
+    until the differences along all directions are reliable. Unreliable differences are not compared: if all
+    are unreliable, the result is True.
     """
     # Slightly displaced, because the weights may be on a kink of ReLU or max pooling.
     at = problem.weights.add(_random_move(problem, 0), alpha=0.01)
-    value, gradient = _loss_and_gradient(problem, at, slots)
+    loss, gradient = _loss_and_gradient(problem, at, slots)
 
     @torch.no_grad()
     def difference(direction: Tensor, step: float) -> float:
@@ -365,11 +366,13 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     def direction_of(number: int) -> Tensor:
         """Return direction 0 (the gradient's), 1 or 2 (random). All are zero outside of ``slots``."""
         if number == 0:
-            return _balanced(problem, gradient, slots)
+            return _balanced_gradient(problem, gradient, slots)
         return put(torch.zeros_like(at), slots, cut(_random_move(problem, number), slots))
 
     eps = torch.finfo(at.dtype).eps
-    rounding = eps * max(1.0, abs(value))  # small losses may come from logits that cancel
+    # A small loss may be a difference of logits of about 1, with their rounding.
+    rounding = eps * max(1.0, abs(loss))
+    # Each step is 30 times as long as the one before (our choice).
     for step in (eps**0.5, 30 * eps**0.5, 900 * eps**0.5):
         all_reliable = True
         for group in ((0,), (1, 2)):  # the gradient's direction; the two random directions together
@@ -379,11 +382,11 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
                 rows.append([difference(d, step), difference(d, 2 * step), float(devices.inner(d, gradient))])
             one_step, two_steps, by_gradient = torch.tensor(rows, dtype=torch.float64).T
             scale = torch.stack([one_step.norm(), two_steps.norm(), by_gradient.norm()]).max()
-            exceeds_rounding = 2 * step * scale >= UNITS * rounding
+            exceeds_rounding = 2 * step * scale >= MIN_ROUNDINGS * rounding
             disagreement = (one_step - two_steps).norm()
-            is_reliable = bool(exceeds_rounding & (disagreement <= SAME * scale))
-            is_right = bool((one_step - by_gradient).norm() <= OTHER * disagreement + LEAST * scale)
-            if is_reliable and not is_right:
+            is_reliable = bool(exceeds_rounding & (disagreement <= SAME_SHARE * scale))
+            allowed = WRONG_FACTOR * disagreement + WRONG_SHARE * scale
+            if is_reliable and not bool((one_step - by_gradient).norm() <= allowed):
                 return False
             all_reliable &= is_reliable
         if all_reliable:
@@ -396,7 +399,7 @@ def _random_move(problem: Problem, seed: int) -> Tensor:
     return problem.along_weights(moved(problem, seed).sub_(problem.weights))
 
 
-def _balanced(problem: Problem, gradient: Tensor, slots: Sequence[Slot]) -> Tensor:
+def _balanced_gradient(problem: Problem, gradient: Tensor, slots: Sequence[Slot]) -> Tensor:
     """Return the gradient's direction (P,), scaled by tensor so that all tensors contribute nearly alike.
 
     Otherwise a wrong gradient of a tensor with a small contribution would not be detected.
@@ -446,9 +449,9 @@ def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     return torch.stack([x @ y for x, y in _slices(a, b)]).sum()
 
 
-def distance(a: Sequence[Tensor], b: Sequence[Tensor] | None = None) -> Tensor:
-    """Return ‖a − b‖ or, without b, ‖a‖, in float64, of vectors as lists of tensors."""
-    squares = [(x if b is None else x - y).square().sum() for x, y in _slices(a, b or a)]
+def norm(a: Sequence[Tensor], minus: Sequence[Tensor] | None = None) -> Tensor:
+    """Return ‖a‖ or, with ``minus``, ‖a − minus‖, in float64, of vectors as lists of tensors."""
+    squares = [(x if minus is None else x - y).square().sum() for x, y in _slices(a, minus or a)]
     return torch.stack(squares).sum().sqrt()
 
 
@@ -458,18 +461,20 @@ def check_differences(
 ) -> None:  # fmt: skip
     """Raise InputError if differences of gradients contradict ``image``, the product of H and ``vectors``.
 
-    No other check detects a backward pass that leaves out a term (by detach, .data, NumPy).
+    Only this check detects a custom backward pass whose own derivative lacks a term (because of detach,
+    .data or NumPy).
 
     Args:
         problem: the loss.
         leaves: the parameters with which the model is called, by name.
-        active: those of ``leaves`` to which ``vectors`` and ``image`` belong. They are changed in place.
-        vectors, image: one vector and its product with the Hessian H, both as lists of tensors.
+        active: the parameters among ``leaves`` by which the loss is differentiated. Their values are changed.
+        vectors, image: one vector and its product with the Hessian H, with a tensor for each of ``active``.
     """
     start = [parameter.detach().clone() for parameter in active]
-    size = float(distance(start) / distance(vectors))
-    # In units of ``vectors``. The cube root balances rounding and the error of a central difference.
-    step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(size, 1e-3)
+    ratio = float(norm(start) / norm(vectors))
+    # In units of ``vectors``. The cube root balances rounding and the error of a central difference. The 1e-3
+    # is for parameters that are zero (our choice).
+    step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(ratio, 1e-3)
 
     def gradient_at(t: float) -> list[Tensor]:
         """Return the gradient at start + t·vectors."""
@@ -485,10 +490,10 @@ def check_differences(
         return [(forward - backward).div_(2 * t) for forward, backward in pairs]
 
     one_step, two_steps = difference(step), difference(2 * step)
-    scale = torch.maximum(distance(one_step), distance(two_steps))
-    is_reliable = bool(distance(one_step, two_steps) <= AGREEMENT * scale)
-    limit = DISAGREEMENT * torch.maximum(scale, distance(image))
-    if is_reliable and not bool(distance(image, one_step) <= limit):
+    scale = torch.maximum(norm(one_step), norm(two_steps))
+    is_reliable = bool(norm(one_step, minus=two_steps) <= AGREEMENT * scale)
+    limit = DISAGREEMENT * torch.maximum(scale, norm(image))
+    if is_reliable and not bool(norm(image, minus=one_step) <= limit):
         raise NoSecondDerivative(
             "model or loss: its second derivative is wrong: products with the Hessian disagree with "
             f"differences of gradients (a detached part?){WHAT_TO_DO}"

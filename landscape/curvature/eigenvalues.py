@@ -21,7 +21,7 @@ from landscape.core.progress import ProgressOption, reporter
 from landscape.curvature import hessian, peers
 from landscape.curvature.chain_hessian import ChainHessian, agrees
 from landscape.curvature.differences import ShardedHessian
-from landscape.curvature.double_backward import INSIDE, in_full_precision
+from landscape.curvature.double_backward import HALF_INSIDE, in_full_precision
 from landscape.curvature.hessian import Derivatives, Part, Preconditioner
 from landscape.curvature.operators import ALONE, Products, SymmetricMatrix, SymmetricOperator, as_operator
 from landscape.curvature.search import (
@@ -102,8 +102,8 @@ def points_at_once(problem: Problem, options: hessian.HessianOptions = hessian.F
 
 def _chain_bytes(problem: Problem, weights: Tensor, options: hessian.HessianOptions) -> int | None:
     """Bytes of one set of weights for the fast products of chains; None where these cannot be used."""
-    low = problem.checked.get(INSIDE)
-    saved = ChainHessian.saved_bytes(problem) if options.part is None and not low else None
+    is_half = problem.checked.get(HALF_INSIDE)
+    saved = ChainHessian.saved_bytes(problem) if options.part is None and not is_half else None
     return saved if saved is not None and agrees(problem, weights, options.matrix) else None
 
 
@@ -153,11 +153,11 @@ def eigenpairs(
     # A search whose refinement failed is repeated with all samples, unless it has used up its products or a
     # residual is NaN or infinite.
     failed = [i for i, result in enumerate(results) if not result.converged]
-    failed = [i for i in failed if results[i].products < target.max_products and finite(results[i].residuals)]
-    if failed:
-        starts = [warm_start(results[i].vectors.sum(0), start) for i in failed]
-        repeated = search_with(weights[failed], starts, problem)
-        for i, result in zip(failed, repeated, strict=True):
+    again = [i for i in failed if results[i].products < target.max_products and finite(results[i].residuals)]
+    if again:
+        starts = [warm_start(results[i].vectors.sum(0), start) for i in again]
+        repeated = search_with(weights[again], starts, problem)
+        for i, result in zip(again, repeated, strict=True):
             results[i] = replace(result, products=results[i].products + result.products)
     return results
 
@@ -184,10 +184,15 @@ class _SubsetSearch:
         return ChainHessian(problem, weights, matrix=self._options.matrix)
 
     def __call__(self, weights: Tensor, starts: list[Tensor], subset: Problem) -> list[RitzPairs]:
-        """Search at ``weights`` (k, P) with products of ``subset``; verify and refine with all samples."""
+        """Return the eigenpairs at each of ``weights`` (k, P), searched from the vectors ``starts``.
+
+        The search multiplies with the matrix of ``subset``. The pairs are then verified and refined with all
+        samples.
+        """
         problem, single_chain = self._problem, self._single_chain
         has_all = subset is problem
-        share = subset.samples / problem.samples  # turns the subset's mean into its part of the whole mean
+        # A product with the subset's mean loss, times share, is the subset's part of the product with all.
+        share = subset.samples / problem.samples
         all_exact_products: Iterable[Products]  # products with all samples, for each point
         if self._is_chain:
             search_hessian = single_chain if single_chain and has_all else self._chain(subset, weights)
@@ -200,8 +205,8 @@ class _SubsetSearch:
             operators = [self._options.at(subset, theta) for theta in weights]
 
             def products(rows: Tensor, running: list[int]) -> Tensor:
-                pairs = zip(running, rows, strict=True)
-                return stacked([operators[i]._images(row[None])[0].mul_(share) for i, row in pairs])
+                images = [operators[i]._images(row[None])[0] for i, row in zip(running, rows, strict=True)]
+                return stacked(images).mul_(share)
 
             if has_all:
                 all_exact_products = [h._images for h in operators]
@@ -294,7 +299,7 @@ class Matrix:
         if operator:
             # Options about a Hessian are allowed only with their default values.
             for name, value in options.items():
-                if value is not None and (name not in USUAL or value != USUAL[name]):
+                if value is not None and (name not in DEFAULTS or value != DEFAULTS[name]):
                     raise InputError(f"{name}: it is an option of a Problem, leave it out with an operator")
             fields = {**_fields(operator, seed), **about}
             return cls(operator, None, hessian.FULL_HESSIAN, operator.size, seed, fields)
@@ -306,9 +311,9 @@ class Matrix:
             peers.check(matrix_options)
         h = matrix_options.at(problem, weights)  # raises if the weights are no vector
         weights = torch.as_tensor(weights) if isinstance(weights, np.ndarray) else weights
-        part_names = [part] if isinstance(part, str) else part or ()
+        part_text = part if isinstance(part, str) else ",".join(part or ())
         fields = _fields(h, seed) | setting(problem)
-        fields |= {"part": ",".join(part_names), "engine": engine, **about}
+        fields |= {"part": part_text, "engine": engine, **about}
         if preconditioner:
             name, lr, limit = preconditioner.name, preconditioner.lr, preconditioner.limit
             fields |= {"precondition": name, "lr": lr, "limit": limit}
@@ -361,7 +366,7 @@ class Matrix:
 
 
 # The default values of options about a problem's matrix; the other options are None by default.
-USUAL = {"matrix": "hessian", "derivatives": "auto", "search": "auto", "engine": "landscape"}
+DEFAULTS = {"matrix": "hessian", "derivatives": "auto", "search": "auto", "engine": "landscape"}
 
 
 def _fields(operator: SymmetricOperator, seed: int) -> dict[str, Any]:
@@ -408,7 +413,7 @@ def extreme_eigenvalues(
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        search: "exact", or "auto": the search may leave out samples with little curvature, results do not.
+        search: "exact", or "auto": the search may leave out samples with little curvature; results use all.
         max_products: the most Hessian-vector products. If they do not suffice, ``converged`` is False.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
@@ -463,8 +468,8 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     """Compute the ``k`` algebraically largest eigenvalues of ∇²L(θ), with eigenvectors and residuals.
 
-    The method, a Lanczos iteration with thick restarts (Wu and Simon 2000), starts again from
-    another random vector, to find eigenvalues that the first start missed (our choice).
+    The method is a Lanczos iteration with thick restarts (Wu and Simon 2000). A second start from another
+    random vector finds eigenvalues that the first start missed (our choice).
 
     Args:
         problem: the loss, a run, or a symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
@@ -477,7 +482,7 @@ def top_eigenvalues(
         precondition: a positive diagonal in the order of θ, or what :func:`landscape.preconditioner` returns.
             The eigenpairs are then those of the preconditioned Hessian.
         search: "exact" or "auto", as in :func:`landscape.extreme_eigenvalues`.
-        engine: "landscape", or "pyhessian" for that package's eigenvalue of largest *magnitude*; k is then 1.
+        engine: "landscape", or "pyhessian" for that package's eigenvalue of largest *magnitude*, if k is 1.
         initial: (P,), a vector near the wanted eigenvectors. A random vector of equal norm is added.
         max_products: the most Hessian-vector products. If they do not suffice, ``converged`` is False.
         seed: the seed of the starting vector.

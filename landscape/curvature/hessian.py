@@ -19,7 +19,7 @@ from landscape.core.options import Natural, OneOf, checked
 from landscape.curvature import differences, double_backward
 from landscape.curvature.double_backward import holds_but_for_rounding
 from landscape.curvature.operators import Products, SymmetricOperator
-from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
+from landscape.evaluation.needs import GRAPH_BYTES, NO_SECOND, difference_bytes, lacks_second
 from landscape.problem.batches import AGAIN, aligned, named_tensors, recomputes
 from landscape.problem.layout import Vector, check_recording, cut, differentiable, gradients, put, vector_of
 from landscape.problem.losses import finite_gradient
@@ -43,7 +43,7 @@ def twice_differentiable(problem: Problem) -> Iterator[None]:
     """
     has_recurrent = any(isinstance(layer, nn.RNNBase) for layer in problem.model.modules())
     cudnn = torch.backends.cudnn.flags(enabled=False) if has_recurrent else contextlib.nullcontext()
-    is_half = problem.checked.get(double_backward.INSIDE)
+    is_half = problem.checked.get(double_backward.HALF_INSIDE)
     precision = double_backward.FullPrecision(problem.dtype) if is_half else contextlib.nullcontext()
     attention, decomposed = sdpa_kernel(SDPBackend.MATH), double_backward.Decomposed()
     with attention, cudnn, decomposed, precision, double_backward.missing_named():
@@ -209,7 +209,7 @@ class HessianOperator(SymmetricOperator):
         self.fast: Products | None = None  # if set, computes the products without the chunks' graphs
         self.root: Tensor | None = None  # if set, the matrix is diag(root) H diag(root)
         # problem.checked has this key if exact products of this part have failed before.
-        failure_key = (UNLIKE, *(slot.name for slot in self.slots))
+        failure_key = (NO_SECOND, *(slot.name for slot in self.slots))
         must_be_exact = matrix != "hessian" or derivatives == "exact"
         may_be_exact = derivatives != "differences" and failure_key not in problem.checked
         if must_be_exact or may_be_exact:
@@ -219,11 +219,12 @@ class HessianOperator(SymmetricOperator):
             except double_backward.NoSecondDerivative as error:
                 if must_be_exact:
                     raise
-                # The caller's need has the bytes for differences only if the model was known to lack second
-                # derivatives; otherwise they are checked here.
+                # The memory check before the caller's function has counted the bytes of differences only if
+                # the model was known to lack second derivatives. Otherwise they are checked here.
                 if not lacks_second(problem):
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[failure_key] = True
+                # The error's message ends with a remedy after ";", which is left out here.
                 words = "products are differences of gradients, with their errors"
                 warn_caller(f"{str(error).split(';')[0]}; {words}", ProblemWarning)
         theta = vector_of(weights, problem.weights)
@@ -254,8 +255,7 @@ class HessianOperator(SymmetricOperator):
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []  # each kept chunk, and its share of the mean loss
         self._budget = min(self._graph_bytes, spare())  # bytes left for more graphs
-        self._full = False  # whether the budget is used up
-        self._complete = False  # whether all chunks are kept
+        self._budget_is_used = self._has_all_graphs = False
         self._captured = Captured()
         # A replayed CUDA graph would not notice a change of these tensors, so their versions are compared.
         data = [t for _, t in named_tensors(problem.resident)]
@@ -283,7 +283,7 @@ class HessianOperator(SymmetricOperator):
         """Return the products with the rows (k, size), summed over chunks in the precision of the rows."""
         if self._shared and self._shared[0]._version != self._shared[1]:
             raise OperationError("weights: they were changed in place since; call hessian() again")
-        if not self._complete or self.device.type not in GRAPHS:
+        if not self._has_all_graphs or self.device.type not in GRAPHS:
             return self._sums(rows)
         versions = sum(t._version for t in self._fixed if not t.is_inference())
         return self._captured(self._sums, rows, state=versions)
@@ -315,7 +315,7 @@ class HessianOperator(SymmetricOperator):
 
         Graphs of earlier passes are used again. New graphs are kept while they fit into the budget of memory.
         """
-        if self._complete:
+        if self._has_all_graphs:
             yield from ((chunk, share, True) for chunk, share in self._graphs)
             return
         chunk_type = CHUNKS[self.matrix]
@@ -335,13 +335,13 @@ class HessianOperator(SymmetricOperator):
             share = count / self.problem.samples
             saved_bytes += sum(part.nbytes for part in chunk.gradients)
             if saved_bytes > self._budget:
-                self._full = True
-            if not self._full:
+                self._budget_is_used = True
+            if not self._budget_is_used:
                 self._budget -= saved_bytes
                 self._graphs.append((chunk, share))
-            yield chunk, share, not self._full
-        self._complete = not self._full
-        if self._full and self.problem.resident is None:
+            yield chunk, share, not self._budget_is_used
+        self._has_all_graphs = not self._budget_is_used
+        if self._budget_is_used and self.problem.resident is None:
             # An iterable may change the order of its batches, so a kept graph could stand for another batch
             # in the next pass. Therefore either all graphs are kept, or none.
             self._graphs = []
@@ -386,29 +386,32 @@ def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOper
         random = normal(len(weights), rng).to(small_problem.weights)
         views = small_problem.layout.views(small_problem.along_weights(random))
         draws.append([views[slot.name] for slot in operator.slots])
+    # Σ_k u_k, one tensor for each parameter.
     sum_of_draws = [sum(tensors[1:], tensors[0]) for tensors in zip(*draws, strict=True)]
     x, y, _, seed = next(small_problem.parts())
     with twice_differentiable(small_problem), small_problem.evaluating(seed):
         chunk = CHUNKS[operator.matrix](small_problem, leaves, active, x, y)
         forms = torch.zeros(VECTORS, VECTORS, dtype=torch.float64)  # [k, l] = u_lᵀ(H u_k)
         nonlinearity = [torch.zeros_like(a) for a in active]  # Σ_k H u_k − H Σ_k u_k: only rounding errors
-        first_image: list[Tensor] = []
         largest_norm = 0.0
         for k, vectors in enumerate([*draws, sum_of_draws]):  # memory holds one image (P numbers) at a time
+            # The product is None if it is zero for all vectors.
             image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
-            largest_norm = max(largest_norm, float(double_backward.distance(image)))
+            largest_norm = max(largest_norm, float(double_backward.norm(image)))
             for total, part in zip(nonlinearity, image, strict=True):
                 total.add_(part, alpha=1 if k < VECTORS else -1)
             if k < VECTORS:
                 forms[k] = torch.stack([double_backward.inner(u, image) for u in draws])
-            first_image = first_image or list(image)
+            if k == 0:
+                first_image = list(image)
         if isinstance(chunk, HessianChunk):
             double_backward.check_graph(chunk.gradients if chunk.live else [])
     del chunk, image, random  # frees memory for the differences of gradients
     if not (finite(forms) and math.isfinite(largest_norm)):
         raise operator._not_finite()
     eps = torch.finfo(small_problem.dtype).eps
-    rounding = 100 * float(double_backward.distance(nonlinearity)) + eps**0.5 * largest_norm
+    # As in operators.rounding_of (our choice).
+    rounding = 100 * float(double_backward.norm(nonlinearity)) + eps**0.5 * largest_norm
     if not bool((forms - forms.T).abs().max() <= rounding):  # True also for NaN
         return False
     if operator.matrix == "hessian":
@@ -481,6 +484,7 @@ def gradient_curvature(
     g_hessian_g = float(double(g) @ double(products[0]))
     if g_squared == 0:
         raise OperationError(f"batch: the gradient of a minibatch of {problem.samples} samples is zero")
+    # For the error e of Hg, |gᵀe|/‖g‖² is at most ‖e‖/‖g‖.
     return g_hessian_g / g_squared, g_squared, errors[0] / math.sqrt(g_squared)
 
 

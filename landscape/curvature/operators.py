@@ -24,7 +24,7 @@ from landscape.core.devices import (
 from landscape.core.errors import InputError, LandscapeError, OperationError, first_words
 from landscape.core.hdf5 import Array
 from landscape.core.options import fit
-from landscape.evaluation.needs import basis_of_room, least_basis
+from landscape.evaluation.needs import max_basis_size, min_basis_size
 
 #: A function from vectors (k, size), one a row, to their products with a matrix, (k, size).
 Products = Callable[[Tensor], Tensor]
@@ -301,8 +301,7 @@ COLUMNS = 2**20
 STABLE_PRODUCTS, MIN_PRODUCTS = 5, 20
 # An end smaller than this share of the spectral radius counts as zero, and may be zero exactly (our choice).
 NEAR_ZERO = 1e-3
-# The probability with which a bound on unseen eigenvalues may fail (our choice: that of the usual error
-# bars).
+# The probability with which a bound on unseen eigenvalues may fail (our choice, as usual for error bars).
 RISK = 0.01
 
 
@@ -474,7 +473,7 @@ def krylov(
     the ``low`` smallest and the ``high`` largest, or all pairs of an invariant space.
 
     Args:
-        start: (P,), the first vector; it is projected and scaled here.
+        start: (P,), the first vector; it is made orthogonal to ``locked``, and its norm 1, here.
         radius: the largest |λ| so far; rounding errors are in proportion to it.
         residual_tol: the largest residual of a wanted pair, as in :func:`.search_eigenpairs`.
         budget: the most products.
@@ -488,10 +487,10 @@ def krylov(
     dimension = size - len(locked)
     wants_several = max(low, high) > 1
     vector_bytes = ranks.length(start) * start.itemsize
-    max_basis = basis_of_room(low + high, vector_bytes, wants_several)
-    min_basis = least_basis(low + high, vector_bytes) + 1
+    max_basis = max_basis_size(low + high, vector_bytes, wants_several)
+    min_basis = min_basis_size(low + high, vector_bytes) + 1
     vectors = Basis(start, min(max_basis, dimension) + 1, min_basis)
-    # The basis of a small matrix becomes complete: this costs little, and finds every copy of an eigenvalue.
+    # A small matrix gets a basis of the whole space, which finds every copy of an eigenvalue at little cost.
     must_complete = wants_several and dimension <= max_basis
     if len(locked):
         start = projected(projected(start))  # the second projection removes rounding errors
@@ -500,7 +499,7 @@ def krylov(
     columns_per_read = 1 if start.device.type == "cpu" or ranks.length(start) > LONG else READ
     unread_columns = list[Tensor]()  # columns of t that are still on the device
     j, products = 0, 0
-    before_restart: tuple[Array, float] | None = None
+    before_restart: tuple[Array, float] | None = None  # t and β before the first restart
     # The wanted values after ``stable_since`` products; since then, changes were below the tolerance.
     stable_values: Array | None = None
     stable_since = 0
@@ -548,7 +547,8 @@ def krylov(
             count_per_end = max(1, (j + 1) // (4 if low and high else 2))
             retained = outer_indices(values, count_per_end if low else 0, count_per_end if high else 0)
             combine(rows_of(vectors.first(j + 1)), rotation[:, retained].T)
-            before_restart = before_restart or (t[: j + 1, : j + 1].copy(), beta)
+            if before_restart is None:
+                before_restart = (t[: j + 1, : j + 1].copy(), beta)
             # t becomes diagonal; the next orthogonalization writes the couplings to the next vector.
             t[:] = 0
             t[range(len(retained)), range(len(retained))] = values[retained]
@@ -561,11 +561,12 @@ def krylov(
     combine(rows_of(basis), rotation[:, chosen].T, ritz_vectors)
     return KrylovSpace(
         values=values[chosen], vectors=ritz_vectors, products=products, converged=converged,
-        invariant=invariant, radius=radius, basis=basis, t=t, rest=w, first=before_restart or (t, beta),
+        invariant=invariant, radius=radius, basis=basis, t=t, rest=w,
+        first=(t, beta) if before_restart is None else before_restart,
     )  # fmt: skip
 
 
-def outermost(t: Array, beta: float, size: int) -> float:
+def upper_bound(t: Array, beta: float, size: int) -> float:
     """Return an upper bound on λ_max of a symmetric operator on R^``size``, from Lanczos steps.
 
     ``t`` (j, j) is the tridiagonal matrix of j steps from a random start b of norm 1; t has eigenvalues (Ritz
@@ -574,8 +575,8 @@ def outermost(t: Array, beta: float, size: int) -> float:
 
     If x is a unit eigenvector to an eigenvalue λ above all θ_i, then |xᵀb| ≤ Πβ_i / Π(λ − θ_i). For a random
     b and a number c, |xᵀb| is below c/√size with a probability of at most c·√(2/π) (van Dorsselaer,
-    Hochstenbach and van der Vorst 2000, section 3). If a fixed vector of equal norm is added to the random
-    one (:func:`.warm_start`), this holds for c/(2√size) (Anderson 1955). Here c/(2√size) is used for any b.
+    Hochstenbach and van der Vorst 2000, section 3). If a fixed vector of equal norm was added to b
+    (:func:`.warm_start`), the same holds for c/(2√size) (Anderson 1955), which is used in both cases.
     """
     betas = np.abs(np.append(np.diag(t, -1), beta))
     if not np.isfinite(betas).all():
@@ -583,7 +584,7 @@ def outermost(t: Array, beta: float, size: int) -> float:
     values = small_eigh(t)[0]
     if betas.min() == 0:
         return float(values[-1])
-    log_threshold = math.log(RISK * math.sqrt(math.pi / 2) / 2) - math.log(size) / 2  # of |xᵀb|
+    log_threshold = math.log(RISK * math.sqrt(math.pi / 2) / 2) - math.log(size) / 2  # log of c/(2√size)
     largest_log_product = np.log(betas).sum() - log_threshold  # of Π(λ − θ_i)
 
     def is_possible(distance: float) -> bool:

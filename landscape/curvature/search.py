@@ -74,11 +74,12 @@ def second_start(
     This generator yields vectors (P,), and receives the operator's products with them.
 
     The complement consists of the vectors orthogonal to ``locked`` and to the basis of ``space``. Let A be
-    the operator restricted to the complement, r = ``space.rest`` the coupling of A to the basis, θ_i the Ritz
-    values below ``floor``, s_i the last component of the eigenvector of θ_i in the basis, and τ = ``level``.
+    the operator restricted to the complement, and r = ``space.rest`` the component in the complement of the
+    operator's product with the last vector of the basis. Let θ_i be the Ritz values below ``floor``, s_i the
+    last component of the eigenvector of θ_i in the basis, and τ = ``level``.
     By Sylvester's law of inertia, A + Σ_i s_i²/(τ − θ_i)·rrᵀ (a Schur complement) has as many eigenvalues
     above τ as the search has missed. Lanczos steps from a random start in the complement find one of these
-    eigenvalues, or bound them (:func:`.outermost`).
+    eigenvalues, or bound them (:func:`.upper_bound`).
 
     Args:
         space: the last Krylov space of the search.
@@ -92,21 +93,26 @@ def second_start(
     size, basis_size = ranks.size(space.rest), len(space.t)
     share_of_search = max(MIN_SECOND, int(SECOND_SHARE * space.products))
     complement_size = size - len(locked) - basis_size
+    # A second start may have half as many vectors as the basis of the search, and at least MIN_SECOND // 2
+    # (our choice, which bounds the memory).
     steps = min(budget, max(MIN_SECOND // 2, basis_size // 2), share_of_search, complement_size)
     ritz_values, s = operators.small_eigh(sign * space.t)
     below = ritz_values < floor
     rest_weight = float((s[-1, below] ** 2 / (level - ritz_values[below])).sum())
+    blocks = [locked, *space.basis] if len(locked) else space.basis
 
     def projected(w: Tensor) -> Tensor:
         """Return the component of ``w`` (P,) in the complement."""
-        for block in (locked, *space.basis) if len(locked) else space.basis:
+        for block in blocks:
             w = w - block.T @ ranks.inner(block, w).to(w)
         return w
 
+    # The seed is fixed, so that a repeated search gives the same result.
     generator = ranks.generator(size + len(locked), space.rest)
     random_start = projected(ranks.normal(space.rest, generator, torch.float64))
     # The second projection removes rounding errors.
     random_start = projected(random_start / ranks.norm(random_start))
+    # Half of the start is r, the only direction in which the second term of the Schur complement acts.
     start = random_start + space.rest / ranks.norm(space.rest)
     vectors = torch.zeros(steps + 1, len(random_start), dtype=random_start.dtype, device=random_start.device)
     vectors[0] = start / ranks.norm(start)
@@ -122,7 +128,7 @@ def second_start(
         values, rotation = operators.small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):
             break
-        bound = max(level, operators.outermost(t[: j + 1, : j + 1], beta, size))
+        bound = max(level, operators.upper_bound(t[: j + 1, : j + 1], beta, size))
         if values[-1] > level:  # an eigenvalue was missed
             ritz_vector = torch.from_numpy(rotation[:, -1].copy()).to(random_start) @ vectors[: j + 1]
             return SecondStart(bound, j + 1, random_start + ritz_vector)
@@ -231,7 +237,8 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
 
     The generator yields vectors (P,), receives the operator's products with them, and returns the result. In
     this way, many searches can share one pass over the data. ``start`` (P,) is a random vector, or the sum of
-    a given vector and a random one of equal norm (:func:`.warm_start`).
+    a given vector and a random one of equal norm (:func:`.warm_start`). ``target`` has the numbers of wanted
+    eigenvalues at both ends, and ``residual_tol``.
 
     The search ends when each wanted Ritz pair has a residual of at most
     ``residual_tol``·max(|λ|, |λ|_max/1000), where |λ|_max is the largest |λ|. A product that is NaN or
@@ -274,15 +281,16 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
         radius = space.radius
         chosen = operators.outer_indices(values, low, high)
         previous, wanted = wanted, values[chosen]
-        rounding = 100 * torch.finfo(start.dtype).eps
+        rounding = 100 * torch.finfo(start.dtype).eps  # as in negligible()
         allowed_change = max(residual_tol * operators.NEAR_ZERO, rounding) * radius
         unchanged = len(previous) == len(wanted) and bool(np.all(np.abs(previous - wanted) <= allowed_change))
         if not len(locked):  # the bounds come from the first space, which has a random start
             tridiagonal, beta = space.first
             for sign in bounds:
                 largest = float((sign * values).max())
-                bounds[sign] = max(operators.outermost(sign * tridiagonal, beta, size), largest)
-        # The sign of an end -> sign·λ of the innermost wanted eigenvalue at this end.
+                bounds[sign] = max(operators.upper_bound(sign * tridiagonal, beta, size), largest)
+        # The sign of an end -> sign·λ of the innermost wanted eigenvalue at this end. It is the ``count``-th
+        # largest sign·λ, or the smallest if there are fewer.
         floors = {sign: float(np.sort(sign * wanted)[-min(count, len(wanted))]) for sign, count in ends}
         converged = space.converged
         if space.invariant:
@@ -298,13 +306,14 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
                 if count == 1 and np.isfinite(bounds[sign]):
                     continue  # the first start has bounded the other eigenvalues
                 floor = floors[sign]
-                level = floor + _missable(floor, residual_tol, radius)
+                level = floor + _allowed_gap(floor, residual_tol, radius)
                 budget = target.max_products - products
                 second = yield from second_start(space, locked, floor, level, sign, budget, ranks)
                 products += second.products
                 check_products += second.products
                 bounds[sign] = second.bound
-                # If the last space changed no wanted value, another is useless: the result stays incomplete.
+                # If the last space changed no wanted value, a further space would not either. The search then
+                # ends, with an incomplete result.
                 if second.start is not None and not unchanged:
                     finished, start = False, second.start
                     break
@@ -315,8 +324,9 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     # The norms get the vectors' dtype; otherwise the division would convert all vectors.
     wanted_vectors /= ranks.norm(wanted_vectors).to(wanted_vectors)[:, None]
     complete = converged and all(
-        bounds[sign] <= floor + _missable(floor, residual_tol, radius) for sign, floor in floors.items()
+        bounds[sign] <= floor + _allowed_gap(floor, residual_tol, radius) for sign, floor in floors.items()
     )
+    # The keys of ``bounds`` are signs, no indices.
     return SearchResult(
         values=wanted, vectors=wanted_vectors, products=products, converged=converged, radius=radius,
         basis=space.basis, t=space.t, target=target, bounds=(-bounds[-1], bounds[1]), complete=complete,
@@ -324,7 +334,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     )  # fmt: skip
 
 
-def _missable(value: float, residual_tol: float, radius: float) -> float:
+def _allowed_gap(value: float, residual_tol: float, radius: float) -> float:
     """Return the largest distance beyond ``value`` at which an eigenvalue does not count as missed."""
     return max(residual_tol * abs(value), operators.NEAR_ZERO * radius)
 
@@ -408,7 +418,8 @@ def verify_and_refine(
     vectors, images = [*result.vectors], [*products(result.vectors)]
     ranks = result.target.ranks
     rounding = torch.finfo(result.vectors.dtype).eps * result.radius
-    mixing = np.eye(len(vectors))  # column j: ``vectors[j]`` as a combination of the multiplied vectors
+    # Column j has the coefficients of ``vectors[j]`` in the vectors that ``products`` was called with.
+    mixing = np.eye(len(vectors))
 
     def residual_vector(i: int) -> Tensor:
         """Return Hv − λv (P,) of the wanted pair number ``i``."""
@@ -436,7 +447,7 @@ def verify_and_refine(
             _davidson(result, residual_vector(int(i)), wanted[i], float(norms[i]))
             for i in np.flatnonzero(~meets_tolerance)
         ])  # fmt: skip
-        for v in 2 * vectors:  # all vectors twice: the second subtraction removes rounding errors
+        for v in [*vectors, *vectors]:  # the second subtraction removes rounding errors
             corrections.addr_(ranks.inner(corrections, v).to(v), v, alpha=-1)
         corrections = ranks.orthonormal(corrections)
         count = len(corrections)
@@ -444,12 +455,12 @@ def verify_and_refine(
         mixing = np.pad(mixing, (0, count))
         mixing[-count:, -count:] = np.eye(count)
     converged = result.converged and bool((residuals.numpy() <= allowed).all())
-    # Each bound moves outward by the change of the innermost wanted value at its end (of the outermost value,
-    # if none is wanted there). Values are descending.
+    # Each bound moves outward as far as verification has changed the innermost wanted value at its end. If no
+    # value is wanted at an end, the outermost value there counts. Values are descending.
     shifts = np.abs(wanted - result.values)
     below, above = result.bounds
-    low_count = min(result.target.low or 1, len(shifts))
-    high_count = min(result.target.high or 1, len(shifts))
+    low_count = min(max(1, result.target.low), len(shifts))
+    high_count = min(max(1, result.target.high), len(shifts))
     bounds = below - float(shifts[-low_count]), above + float(shifts[high_count - 1])
     images.clear()  # frees memory for a copy of the vectors
     return RitzPairs(

@@ -148,7 +148,7 @@ def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | Non
     zᵀp(A)z/P for any polynomial p of degree below 2·steps.
     """
     h, template = operand.operator, operand.start()
-    generator = h.ranks.generator(operand.seed, template)
+    rng = h.ranks.generator(operand.seed, template)
     size = h.ranks.size(template)
     steps = min(steps, size)
     basis_bytes = steps * h.ranks.length(template) * template.itemsize  # for one draw
@@ -165,7 +165,7 @@ def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | Non
     quadratures: list[tuple[Array, Array]] = []
     for i in range(0, draws, draws_at_once):
         count = min(draws_at_once, draws - i)
-        starts = [h.ranks.signs(template, 1, generator)[0] / size**0.5 for _ in range(count)]
+        starts = [h.ranks.signs(template, 1, rng)[0] / size**0.5 for _ in range(count)]
         generators = [_quadrature(start, steps, h.ranks) for start in starts]
         quadratures += run_in_lockstep(generators, counted_products)
     nodes = np.stack([draw_nodes for draw_nodes, _ in quadratures])
@@ -228,7 +228,7 @@ def hutchpp(
 
     A third of the products gives AS for random signs S. Q is an orthonormal basis of the range of AS. Another
     third gives tr(QᵀAQ). The last third gives samples gᵀ(I − QQᵀ)A(I − QQᵀ)g for random signs g; their mean
-    estimates tr A − tr(QᵀAQ) without bias. The standard error of tr A is that of this mean.
+    estimates tr A − tr(QᵀAQ) without bias. The standard error of tr A is the standard error of this mean.
 
     Args:
         operator: the products with A, (k, P) -> (k, P) for k up to 8.
@@ -242,9 +242,9 @@ def hutchpp(
     Returns:
         Fields of :class:`landscape.Trace`.
     """
-    generator = ranks.generator(seed, like)
+    rng = ranks.generator(seed, like)
     size = ranks.size(like)
-    rank = min(products // 3, size)
+    basis_size = min(products // 3, size)
     report = progress or no_progress
     used_products = 0
 
@@ -257,14 +257,14 @@ def hutchpp(
             report(min(1.0, used_products / products))
         return torch.cat(images)
 
-    # Q as rows (rank, P), in one expression, so that the memory of signs and images is freed at once.
-    q = ranks.orthonormal(images_of(ranks.signs(like, rank, generator))).contiguous()
-    product_error = rank * form_error(q) if form_error else 0.0
+    # Q as rows (basis_size, P), in one expression, so that the memory of signs and images is freed at once.
+    q = ranks.orthonormal(images_of(ranks.signs(like, basis_size, rng))).contiguous()
+    product_error = basis_size * form_error(q) if form_error else 0.0
     trace_on_q = float(ranks.total((double(q) * double(images_of(q))).sum()))
-    if rank == size:  # Q spans the whole space: tr(QᵀAQ) = tr A
+    if basis_size == size:  # Q spans the whole space: tr(QᵀAQ) = tr A
         fields = {"value": trace_on_q, "standard_error": product_error, "draws": np.array([trace_on_q])}
         return {**fields, "products": used_products, "product_error": product_error}
-    g = ranks.signs(like, products - 2 * rank, generator)
+    g = ranks.signs(like, products - 2 * basis_size, rng)
     for _ in range(2):  # the second subtraction removes rounding errors of the first
         g -= ranks.inner(g, q).to(q) @ q
     samples = ranks.total((double(g) * double(images_of(g))).sum(1))
@@ -310,7 +310,7 @@ def trace(
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        engine: "landscape", or "pyhessian" for that package's Hutchinson estimate, with one sample a product.
+        engine: "landscape", or "pyhessian" for that package's Hutchinson estimate, one sample per product.
         seed: the seed of the random signs.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.

@@ -32,7 +32,7 @@ PRODUCT, CHECK = 4, 14
 # model and two gradients, the center of these, seven of a difference, and one for each of eight steps.
 DIFFERENCES = 22
 # A key of ``Problem.checked``: the model's second derivatives are missing or wrong.
-UNLIKE = "second derivatives"
+NO_SECOND = "second derivatives"
 
 
 def need(problem: Any, vectors: float, activations: float = 1.0, extra: float = 0.0) -> Need:
@@ -70,7 +70,7 @@ def curved(
 
 def lacks_second(problem: Any) -> bool:
     """Return whether the model is known to have no second derivatives, or wrong ones."""
-    return recomputes(problem.model) or any(key[0] == UNLIKE for key in problem.checked)
+    return recomputes(problem.model) or any(key[0] == NO_SECOND for key in problem.checked)
 
 
 def difference_bytes(problem: Any) -> float:
@@ -96,21 +96,21 @@ def size(problem: Any, part: Any) -> int:
 def basis(problem: Any, count: int, part: Any = None) -> int:
     """Return the number of vectors of a search for ``count`` eigenvalues: basis, results, and images."""
     numbers = size(problem, part)
-    vectors = least_basis(count, numbers * int(problem.weights.itemsize))
+    vectors = min_basis_size(count, numbers * int(problem.weights.itemsize))
     return min(numbers, vectors) + 1 + 4 * count
 
 
-def least_basis(count: int, vector_bytes: int) -> int:
+def min_basis_size(count: int, vector_bytes: int) -> int:
     """Return the number of basis vectors that a search for ``count`` eigenvalues always has."""
     return max(4 * count, min(MAX_BASIS, BASIS_BYTES // vector_bytes))
 
 
-def basis_of_room(count: int, vector_bytes: int, several: bool) -> int:
-    """Return :func:`least_basis`, or more up to MAX_BASIS where the current call has the memory.
+def max_basis_size(count: int, vector_bytes: int, several: bool) -> int:
+    """Return :func:`min_basis_size`, or more up to MAX_BASIS where the current call has the memory.
 
     With ``several`` eigenvalues at an end, a second start needs half of the basis again.
     """
-    minimum = least_basis(count, vector_bytes)
+    minimum = min_basis_size(count, vector_bytes)
     further = room() / (1.5 if several else 1) // vector_bytes
     return max(minimum, int(min(MAX_BASIS, minimum + further)))
 

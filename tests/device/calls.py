@@ -235,8 +235,8 @@ def lanczos() -> dict[str, Any]:
             tempfile.TemporaryDirectory() as folder,
             mock.patch.object(operators, "write_columns", wraps=operators.write_columns) as reads,
             mock.patch.object(operators, "WIDTH", 16),
-            mock.patch.object(operators, "least_basis", return_value=6),
-            mock.patch.object(operators, "basis_of_room", return_value=15),
+            mock.patch.object(operators, "min_basis_size", return_value=6),
+            mock.patch.object(operators, "max_basis_size", return_value=15),
             mock.patch.object(operators.Basis, "__init__", kept),
         ):
             ends = landscape.extreme_eigenvalues(Place(device, Path(folder)).problem, 1e-6)
