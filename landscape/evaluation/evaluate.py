@@ -60,18 +60,18 @@ def scaled_to_device(size: int, device: torch.device) -> int:
 
 
 def block_size(
-    problem: Problem, layers: list[Layer], count: int, budget: MemoryBudget, forced: bool
+    problem: Problem, layers: list[Layer], count: int, budget: MemoryBudget, is_forced: bool
 ) -> tuple[int, int] | None:
     """Return the number of samples in a chunk, and of points in a block, for the batched method.
 
-    If one sample at one point exceeds the memory, return None or, with ``forced``, raise InputError.
+    If one sample at one point exceeds the memory, return None or, if ``is_forced``, raise InputError.
 
     Args:
         problem: the loss.
         layers: the layers of the model, a chain.
         count: the number of points that will be evaluated.
         budget: the memory.
-        forced: whether the user has chosen the method.
+        is_forced: whether the user has chosen the method.
     """
     shapes = {slot.name: slot.shape for slot in problem.layout.slots}
     weight_shapes = [shapes[layer.weight] for layer in layers if isinstance(layer, LinearLayer)]
@@ -79,24 +79,23 @@ def block_size(
     widest = max(width for width, _ in weight_shapes)
     later_weights = problem.layout.size - first_width * inputs
     number_bytes = problem.weights.itemsize
-    # Metrics need the outputs in another order (1 copy), and up to two copies in float64 (as large as 4).
+    # Metrics need one copy of the outputs in another order, and up to two in float64, as large as four.
     copies = ACTIVATION_COPIES + (5 if problem.metrics else 0)
     # The center and the two directions in one tensor, and the weights of later layers at one point.
     fixed_bytes = 3 * problem.weights.nbytes + copies * later_weights * number_bytes
     # For one sample: three products with the first layer's weights, and the activations at one point.
     sample_bytes = (3 * first_width + copies * widest) * number_bytes
     if fixed_bytes + sample_bytes > budget.remaining:
-        if forced:
+        if is_forced:
             budget.require(fixed_bytes + sample_bytes)
         return None
-    on_device = functools.partial(scaled_to_device, device=problem.device)
-    chunk = int(min(on_device(CHUNK), problem.samples, (budget.remaining - fixed_bytes) // sample_bytes))
+    scaled = functools.partial(scaled_to_device, device=problem.device)
+    chunk = int(min(scaled(CHUNK), problem.samples, (budget.remaining - fixed_bytes) // sample_bytes))
     point_bytes = max(chunk * widest, later_weights) * number_bytes
     remaining = budget.remaining - fixed_bytes - 3 * first_width * chunk * number_bytes
     max_by_memory = remaining // (copies * point_bytes)
-    max_by_cache = on_device(BLOCK_BYTES) // point_bytes
-    block = int(max(1, min(on_device(MAX_BLOCK), count, max_by_cache, max_by_memory)))
-    return chunk, block
+    max_by_cache = scaled(BLOCK_BYTES) // point_bytes
+    return chunk, int(max(1, min(scaled(MAX_BLOCK), count, max_by_cache, max_by_memory)))
 
 
 @torch.no_grad()
@@ -120,19 +119,20 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
     output_count = views[last_layer.weight].shape[1]
     has_classes = y.dim() == 1 and not y.is_floating_point() and output_count > 1
     has_accuracy = has_classes and bool(((y >= 0) & (y < output_count)).all())
-    # Built-in metrics compute the terms of a softmax loss, which then also give the loss.
+    # Built-in metrics (those with a statistic) compute the terms of a softmax loss; the loss is then computed
+    # from these terms, too.
     has_softmax_terms = (
         has_accuracy and is_softmax_loss(problem.criterion) and any(m.statistic for m in problem.metrics)
     )
 
-    def block_sums(coordinates: Tensor, products: Tensor, y: Tensor) -> list[Tensor]:
+    def block_sums(coordinates: Tensor, products: Tensor, y_chunk: Tensor) -> list[Tensor]:
         """Return the mean losses (k,), the numbers of correct samples (k,), and each metric's sums (k, S).
 
         Args:
             coordinates: (k, 3), a row (1, a, b) for each point.
             products: (3, width, B), the first layer's weights of the center and of each direction, times the
                 B samples.
-            y: (B, …), the targets.
+            y_chunk: (B, …), the targets of the samples.
         """
         point_count = len(coordinates)
         a, b = coordinates[:, 1, None, None], coordinates[:, 2, None, None]
@@ -151,8 +151,8 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
                 h = torch.baddbmm(at_points(layer.bias).unsqueeze(-1), at_points(layer.weight), h)
             else:
                 h = torch.bmm(at_points(layer.weight), h)
-        targets = y.expand(point_count, *y.shape)
-        scores = Scores(h, y if has_classes else numbers(y))
+        targets = y_chunk.expand(point_count, *y_chunk.shape)
+        scores = Scores(h, y_chunk if has_classes else numbers(y_chunk))
         if has_softmax_terms:  # cross-entropy: log Σ exp(outputs) − the output of the target's class
             losses = (scores.top - scores.own + scores.scale).mean(2)[:, 0]
         else:
@@ -185,7 +185,7 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
                     column[rows] += values
                 progress((i + count * (k + block) / len(padded)) / samples)
             del products  # frees memory for the next products
-        # Columns 0 and 1 are loss and accuracy, the others are metrics.
+        # Columns 0 and 1 are the losses and the correct samples, the others are metrics.
         for k, (metric, column) in enumerate(zip(problem.metrics, metric_sums, strict=True), 2):
             total[:, k] = metric.finish(column / samples) * samples
         return total[: len(points)]
@@ -264,26 +264,27 @@ class PlaneLoss:
         return penalized
 
     @torch.no_grad()
-    def agrees(self, method: str, fast: Callable[[PlaneLoss], Totals], *, forced: bool) -> bool:
+    def agrees(self, method: str, totals_of: Callable[[PlaneLoss], Totals], *, is_forced: bool) -> bool:
         """Return whether a method gives the losses of the model, at three points and on a few samples.
 
-        If it does not, warn with PathWarning or, with ``forced``, raise InputError.
+        If it does not, warn with PathWarning or, if ``is_forced``, raise InputError.
 
         Args:
             method: the name of the method, for messages.
-            fast: the function that returns the method's totals for a loss on the plane.
-            forced: whether the user has chosen the method.
+            totals_of: takes a loss on a plane, and returns the method's totals for it.
+            is_forced: whether the user has chosen the method.
         """
         if self.problem.check == "off":
             return True
         small_loss = replace(self, problem=few_of(self.problem))
+        # The 1e-3 is for a center of zeros (our choice).
         distance = DISPLACEMENT * max(float(vector_norm(self.center)), 1e-3)
         norms = vector_norm(self.directions).tolist()
         a, b = [distance / norm if norm > 0 else 0.0 for norm in norms]
         points = torch.tensor([[0.0, 0.0], [a, -b / 2], [-a / 2, b]], dtype=torch.float64)
         expected = small_loss.pointwise(points, no_progress)  # includes the penalty
         try:
-            totals = small_loss.with_penalty(fast(small_loss))(points, no_progress)
+            totals = small_loss.with_penalty(totals_of(small_loss))(points, no_progress)
         except Exception as error:  # a model that does not run by this method may raise any error
             reason = f"it fails on this model ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         else:
@@ -297,7 +298,7 @@ class PlaneLoss:
             worst = int((losses - expected_losses).abs().nan_to_num(nan=torch.inf).argmax())
             loss, expected_loss = losses[worst] / samples, expected_losses[worst] / samples
             reason = f"its loss is {loss:.6g} where the loss of the model itself is {expected_loss:.6g}"
-        if forced:
+        if is_forced:
             raise InputError(f"method: '{method}' is not allowed for this model, {reason}; use 'pointwise'")
         warn_caller(f"method: 'pointwise' in place of '{method}', {reason}", PathWarning)
         return False
@@ -395,9 +396,10 @@ def evaluator(
     layers = chain(problem)
     autocast_dtype = AUTOCASTS[autocast] if autocast else None
     dtype = autocast_dtype or problem.dtype
-    has_linear_chain = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
-    can_batch = has_linear_chain and all(metric.of_sums for metric in problem.metrics)
-    # The model itself evaluates weights in half precision, so that rounding is as in the user's network.
+    is_chain = layers is not None and isinstance(layers[0], LinearLayer)
+    can_batch = is_chain and dtype == problem.dtype and all(m.of_sums for m in problem.metrics)
+    # For a model in half precision the plane has float32. Such a model evaluates each point itself, so that
+    # rounding is as in the user's network.
     if center.dtype != problem.dtype:
         can_batch = False
         method = "pointwise" if method == "auto" else method
@@ -418,12 +420,10 @@ def _batched_evaluator(
     loss: PlaneLoss, layers: list[Layer], count: int, method: str, autocast: str | None, budget: MemoryBudget
 ) -> Evaluator | None:
     """Return the evaluation by the batched method, or None if memory is short or its losses are wrong."""
-    problem, forced = loss.problem, method != "auto"
-    size = block_size(problem, layers, count, budget, forced=forced)
-    if size is None:
-        return None
-    if not loss.agrees(
-        "batched", lambda small: batched(small, layers, (small.problem.samples, 3)), forced=forced
+    problem, is_forced = loss.problem, method != "auto"
+    size = block_size(problem, layers, count, budget, is_forced)
+    if size is None or not loss.agrees(
+        "batched", lambda few: batched(few, layers, (few.problem.samples, 3)), is_forced=is_forced
     ):
         return None
     chunk, block = size
@@ -445,12 +445,14 @@ def _pointwise_evaluator(
     # Statistics that are estimated at each point cannot be folded.
     can_fold = method != "pointwise" and not problem.batchnorm.varies and problem.separable
     folded = fold(problem.model, dtype) if can_fold else None
-    is_faster = folded is not None and folded.convolves and theta_bytes + folded_bytes <= budget.remaining
-    if method == "auto" and same_dtype and not is_faster:
+    # Folding is faster for convolutions, if its weights fit into the memory.
+    is_useful = folded is not None and folded.convolves and theta_bytes + folded_bytes <= budget.remaining
+    if method == "auto" and same_dtype and not is_useful:
         folded = None
     elif folded is not None:
-        converted = folded if same_dtype else folded.converted(problem.dtype)  # to the model's dtype
-        if not loss.agrees("folded", lambda small: folded_totals(small, converted), forced=method != "auto"):
+        # Compared in the model's dtype, in which the losses must be equal up to rounding.
+        converted = folded if same_dtype else folded.converted(problem.dtype)
+        if not loss.agrees("folded", lambda few: folded_totals(few, converted), is_forced=method != "auto"):
             folded = None
     if folded is None and (method == "folded" or not same_dtype):
         option = "method: 'folded'" if same_dtype else f"autocast: '{autocast}'"
@@ -488,7 +490,9 @@ def confirm(evaluate: Evaluator, center: Tensor, directions: Tensor, points: Ten
     theta = PlaneLoss(problem, center, directions).move(a, b, torch.empty_like(center))
     loss, own_loss = float(losses[nearest]), problem.loss(theta)
     eps = torch.finfo(problem.dtype).eps
-    allowed = math.sqrt(eps) * abs(own_loss) + 100 * eps
+    allowed = (
+        math.sqrt(eps) * abs(own_loss) + 100 * eps
+    )  # half of the digits, or 100 roundings of 1 (our choice)
     if abs(loss - own_loss) <= allowed:
         return
     second_loss = problem.loss(theta)  # differs from the first if the model or the loss is random

@@ -124,9 +124,9 @@ RESUMABLE = "the points that were saved are kept, and the same call continues fr
 
 Named = Mapping[str, Array | Tensor]
 Evaluate = Callable[[Tensor, Progress], Named]
-# Of one process: its values by name; [the reason of its failure or "", its seconds for the values, its
-# seconds for the last saving].
-_Part = tuple[dict[str, Array], list[Any]]
+# Of one process: its values by name; and its facts, "reason" (of its failure, or ""), "seconds" (for the
+# values), and "save_seconds" (for the last saving).
+_Part = tuple[dict[str, Array], dict[str, Any]]
 
 
 class MismatchError(InputError):
@@ -264,9 +264,9 @@ def compute_missing(
         rank, processes = dist.get_rank(group), dist.get_world_size(group)
         columns_and_done = {"done": done, **values}
         chosen_values = {name: column[indices] for name, column in columns_and_done.items()}
-        of_first_process, _ = _gather(chosen_values, [], group)[0]
+        first_values, _ = _gather(chosen_values, {}, group)[0]
         for name, column in columns_and_done.items():
-            column[indices] = of_first_process[name]
+            column[indices] = first_values[name]
     # The numbers of the blocks that have missing points.
     missing_blocks = np.unique(np.flatnonzero(~done[indices]) // block)
     min_blocks, all_blocks = math.ceil(dispatch.least / block), math.ceil(len(indices) / block)
@@ -282,14 +282,12 @@ def compute_missing(
         clock = time.perf_counter()
         columns, failure = _evaluate_or_fail(evaluate, points[process_indices[rank]], report, group)
         reason = f"{type(failure).__name__}: {failure}" if failure else ""
-        facts = [reason, time.perf_counter() - clock, save_seconds]
+        facts = {"reason": reason, "seconds": time.perf_counter() - clock, "save_seconds": save_seconds}
         parts: list[_Part] = _gather(columns, facts, group) if group else [(columns, facts)]
         for computed_indices, (computed, _) in zip(process_indices, parts, strict=True):
             _store(computed, computed_indices, done, values)
-        reasons = [facts[0] for _, facts in parts]
-        seconds = [facts[1] for _, facts in parts]
-        first_save_seconds = parts[0][1][2]  # only the first process saves
-        failed_ranks = [r for r, reason in enumerate(reasons) if reason]
+        all_facts = [part_facts for _, part_facts in parts]  # in the order of ranks
+        failed_ranks = [r for r, part_facts in enumerate(all_facts) if part_facts["reason"]]
         if save and rank == 0 and (len(missing_blocks) or failed_ranks):
             clock = time.perf_counter()
             save()
@@ -297,11 +295,13 @@ def compute_missing(
         if failure:
             raise failure
         if failed_ranks:
-            first_failed = failed_ranks[0]
-            raise OperationError(f"rank {first_failed} failed ({reasons[first_failed]}); {RESUMABLE}")
+            first = failed_ranks[0]
+            raise OperationError(f"rank {first} failed ({all_facts[first]['reason']}); {RESUMABLE}")
         # All processes have all times, and so choose the same size of the next portion.
-        seconds_per_block = max(seconds) / math.ceil(len(blocks) / processes)
-        portion_seconds = max(PORTION_SECONDS, SAVE_SHARE * first_save_seconds)
+        slowest = max(part_facts["seconds"] for part_facts in all_facts)
+        seconds_per_block = slowest / math.ceil(len(blocks) / processes)
+        # Only the first process saves.
+        portion_seconds = max(PORTION_SECONDS, SAVE_SHARE * all_facts[0]["save_seconds"])
         next_blocks = int(min(portion_seconds / max(seconds_per_block, 1e-9), all_blocks))
         portion_size = processes * max(min_blocks, next_blocks)
         report(1.0)
@@ -337,7 +337,7 @@ def _points_of(blocks: Array, block: int, indices: Array) -> Array:
     return indices[numbers[numbers < len(indices)]]
 
 
-def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGroup) -> list[_Part]:
+def _gather(arrays: Mapping[str, Array], facts: dict[str, Any], group: dist.ProcessGroup) -> list[_Part]:
     """``arrays`` and ``facts`` of every process of the group, in the order of their ranks.
 
     They are sent as numpy's files and JSON, which are only read, never executed as a pickle is.
@@ -481,7 +481,8 @@ class Grid:
         Args:
             evaluate, dispatch: as for :func:`compute_missing`.
             deciding: the columns whose error must be within the tolerance.
-            optional: further columns; one with an error above ROUGH tolerances is not interpolated, but NaN.
+            optional: further columns. If the error of one is above ROUGH tolerances, it gets NaN in place of
+                interpolated values.
             seed: the seed of the points at which the error is measured.
             part: an evaluator on a part of the samples, which is called first; None: there is none.
 
@@ -503,6 +504,7 @@ class Grid:
 
         def compute(indices: Array, of_part: bool = False) -> None:
             nonlocal finished
+            # The number of calls is not known. Each call advances the bar by a share of its rest.
             finished_after = finished + (1 - finished) * PORTION
             division = replace(dispatch, progress=portion(dispatch.progress, finished, finished_after))
             if of_part and part is not None:

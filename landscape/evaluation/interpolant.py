@@ -188,15 +188,16 @@ def follow(
         minimum, usual, maximum: numbers of points; at least ``minimum`` and at most ``maximum`` are chosen.
     """
     phi, degree, _ = KERNELS[kernel]
-    powers = monomials(at, degree)  # (K, M)
+    powers = monomials(at, degree)  # (K, M), M monomials at each point
     terms = powers.shape[1]
-    # The first M points determine a polynomial. Pivots of a QR decomposition make the inverse accurate.
+    # The nodes are M points that determine a polynomial. They are start points, if there are twice as many of
+    # these (our choice). The pivots of a QR decomposition are nodes for which the inverse below is accurate.
     pool = start if len(start) >= 2 * terms else np.arange(len(at))
     pivots = scipy.linalg.qr(powers[pool].T, mode="r", pivoting=True)[1]
     nodes = pool[pivots[:terms]]
     lagrange = powers @ np.linalg.inv(powers[nodes])  # (K, M), Lagrange polynomials of the nodes
     phi_to_nodes = phi(scipy.spatial.distance.cdist(at, at[nodes]))  # (K, M)
-    # Each column minus the polynomial that passes through its values at the nodes.
+    # From each column, the polynomial through its values at the nodes is subtracted.
     phi_remainder = phi_to_nodes - lagrange @ phi_to_nodes[nodes]
     residual = values - lagrange @ values[nodes]
     basis = np.zeros((maximum, len(at)))
@@ -211,7 +212,8 @@ def follow(
             allowed_error = tolerance if len(chosen) < usual else 2 * tolerance
             if len(chosen) >= minimum and abs(weights[index] * residual[index]) <= allowed_error:
                 break
-        # φ to the new point, minus its polynomial parts in both arguments, minus its part in the basis.
+        # φ(p, q) for each point p and the new point q, minus its polynomials in p and in q, minus its
+        # components along the rows of the basis.
         column = phi(np.linalg.norm(at - at[index], axis=1))
         column -= lagrange @ phi_to_nodes[index] + phi_remainder @ lagrange[index]
         column = sign * column - basis[:row, index] @ basis[:row]
