@@ -123,7 +123,7 @@ class Differences:
         self.finest = gradient if problem.dtype == torch.float64 else self._in_float64(gradient)
         self.scales = self._scales(gradient)
         self.gradients = self.finest
-        self._at_weights = dict[int, Tensor]()  # id(g) -> the gradient g at the weights
+        self._gradients_at_weights = dict[int, Tensor]()  # id(g) -> the gradient g at the weights
         self._key = key = ("differences", problem.batchnorm.name, *(slot.name for slot in slots))
         if key not in problem.checked and problem.check != "off":
             self._check(weights)
@@ -220,11 +220,11 @@ class Differences:
 
     def _difference(self, g: Gradient, v: Tensor, step: float) -> tuple[Tensor, float]:
         """Return the product with ``v`` by one step, and the disagreement of its one-sided differences."""
-        if id(g) not in self._at_weights:
-            self._at_weights[id(g)] = g()
+        if id(g) not in self._gradients_at_weights:
+            self._gradients_at_weights[id(g)] = g()
         epsilon = self._epsilon(v, step)
         forward, backward = g(epsilon * v), g(-epsilon * v)
-        disagreement = (forward + backward).sub_(self._at_weights[id(g)], alpha=2).div_(epsilon)
+        disagreement = (forward + backward).sub_(self._gradients_at_weights[id(g)], alpha=2).div_(epsilon)
         image = forward.sub_(backward).div_(2 * epsilon)
         if self.root is not None:
             image, disagreement = self.root.to(image) * image, self.root.to(image) * disagreement
@@ -253,7 +253,7 @@ class Differences:
         most about the difference between the products by two neighboring steps. The error from a kink of ReLU
         also shows in this difference, because the kink contributes unequally to the two products.
 
-        If the forward and the backward difference do not disagree less at a finer step, all steps contain
+        If the forward and the backward difference disagree about as much at a finer step, all steps contain
         kinks. The error of the product may then be √(samples) times this disagreement.
 
         ``g``: the function whose differences are taken; default: the gradient in the finest precision.
@@ -275,12 +275,12 @@ class Differences:
             if error <= goal * float(self.ranks.norm(differences[best][0])):
                 break
         image, _ = differences[best]
-        at_weights = self._at_weights[id(g)]
+        gradient = self._gradients_at_weights[id(g)]
         if self.root is not None:
-            at_weights = self.root.to(at_weights) * at_weights
+            gradient = self.root.to(gradient) * gradient
         # With few parameters, the products by two steps often agree by chance. The error is therefore at
         # least the rounding of gradients and weights; these two errors are in units of the precision.
-        gradient_error = float(self.ranks.norm(at_weights)) / self._epsilon(v, steps[best])
+        gradient_error = float(self.ranks.norm(gradient)) / self._epsilon(v, steps[best])
         weight_error = float(self.ranks.norm(image)) / steps[best]
         rounding = torch.finfo(g.coarse).eps * (gradient_error + weight_error)
         return image, max(error, SAFETY * rounding / math.sqrt(self.ranks.size(v)))
@@ -363,7 +363,7 @@ class ShardedDifferences(Differences):
         counts = [piece.parameter.numel() for piece in problem.chosen]
         average = sum(squares) / sum(counts) or 1.0
         self.scales = [square + average * count for square, count in zip(squares, counts, strict=True)]
-        self._at_weights = {}
+        self._gradients_at_weights = {}
         self.arithmetic = f"differences of gradients on {problem.ranks} ranks"
 
     def _in_weight_space(self, v: Tensor) -> Tensor:

@@ -255,7 +255,7 @@ class HessianOperator(SymmetricOperator):
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []  # each kept chunk, and its share of the mean loss
         self._budget = min(self._graph_bytes, spare())  # bytes left for more graphs
-        self._budget_is_used = self._has_all_graphs = False
+        self._budget_is_spent = self._has_all_graphs = False
         self._captured = Captured()
         # A replayed CUDA graph would not notice a change of these tensors, so their versions are compared.
         data = [t for _, t in named_tensors(problem.resident)]
@@ -335,13 +335,13 @@ class HessianOperator(SymmetricOperator):
             share = count / self.problem.samples
             saved_bytes += sum(part.nbytes for part in chunk.gradients)
             if saved_bytes > self._budget:
-                self._budget_is_used = True
-            if not self._budget_is_used:
+                self._budget_is_spent = True
+            if not self._budget_is_spent:
                 self._budget -= saved_bytes
                 self._graphs.append((chunk, share))
-            yield chunk, share, not self._budget_is_used
-        self._has_all_graphs = not self._budget_is_used
-        if self._budget_is_used and self.problem.resident is None:
+            yield chunk, share, not self._budget_is_spent
+        self._has_all_graphs = not self._budget_is_spent
+        if self._budget_is_spent and self.problem.resident is None:
             # An iterable may change the order of its batches, so a kept graph could stand for another batch
             # in the next pass. Therefore either all graphs are kept, or none.
             self._graphs = []

@@ -76,10 +76,10 @@ def second_start(
     The complement consists of the vectors orthogonal to ``locked`` and to the basis of ``space``. Let A be
     the operator restricted to the complement, and r = ``space.rest`` the component in the complement of the
     operator's product with the last vector of the basis. Let θ_i be the Ritz values below ``floor``, s_i the
-    last component of the eigenvector of θ_i in the basis, and τ = ``level``.
-    By Sylvester's law of inertia, A + Σ_i s_i²/(τ − θ_i)·rrᵀ (a Schur complement) has as many eigenvalues
-    above τ as the search has missed. Lanczos steps from a random start in the complement find one of these
-    eigenvalues, or bound them (:func:`.upper_bound`).
+    last component of the eigenvector of θ_i in the basis, and τ = ``level``. By Sylvester's law of inertia,
+    A + Σ_i s_i²/(τ − θ_i)·rrᵀ (a Schur complement) has as many eigenvalues above τ as the search has missed.
+    Lanczos steps from a random start in the complement find one of these eigenvalues, or bound them
+    (:func:`.upper_bound`).
 
     Args:
         space: the last Krylov space of the search.
