@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
@@ -167,7 +166,7 @@ def save_figure(figure: Figure, path: str | Path, dpi: Dpi | None = None) -> Non
     check_format(path)
     # matplotlib projects the unused corners of 3-D facets, too: memory with any content, which may overflow.
     with replacing(path) as file, _style(), np.errstate(over="ignore", invalid="ignore"):
-        figure.savefig(file, format=path.suffix[1:], dpi=rcParams["savefig.dpi"] if dpi is None else dpi)
+        figure.savefig(file, format=path.suffix[1:], dpi=dpi)  # None: that of style.mplstyle
 
 
 def check_format(path: str | Path) -> None:

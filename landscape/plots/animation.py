@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import read_regular, replacing
-from landscape.core.hdf5 import Array
 from landscape.core.options import ends_in
 from landscape.core.progress import Progress
 from landscape.plots import drawable, style, surface
@@ -74,9 +73,9 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
         surface.color_bar(figure, ax, norm, surface.CMAP, f"loss{style.unit(surfaces[0], 'loss')}")
         text = "White lines: levels of the frame. Dial: learning rate × sharpness, unstable above the limit."
         caption(figure, f"{surface.settings(surfaces[:1], level_scale.why)} {text}")
-    dial_values = np.array([(frame.lr_lambda_max, frame.limit) for frame in frames])
-    finite_values = dial_values[np.isfinite(dial_values)].tolist()
-    dial_end = 1.15 * max(finite_values, default=2.0)  # 15% more than the largest value (our choice)
+    dial_values = [value for frame in frames for value in (frame.lr_lambda_max, frame.limit)]
+    # 15% more than the largest finite value (our choice)
+    dial_end = 1.15 * max(filter(np.isfinite, dial_values), default=2.0)
 
     def draw(index: int) -> None:
         frame = frames[index]
@@ -101,7 +100,7 @@ def _draw_surface(ax: Axes, r: Surface, level_scale: surface.LevelScale) -> None
         ax.contour(r.x, r.y, masked, np.linspace(low, high, LINES + 2)[1:-1], **_LINE)
     limits = np.abs([r.x[0], r.y[0]])
     learners, mean = r.markers[:-1], r.markers[-1]
-    inside: Array = np.all(np.abs(learners) <= limits, axis=1)
+    inside = (np.abs(learners) <= limits).all(axis=1)
     ax.plot(*mean, label="mean of the learners", **surface.MEAN)
     ax.plot(*learners[inside].T, label="learners", **surface.LEARNER)
     at_edge = np.clip(learners[~inside], -0.97 * limits, 0.97 * limits)

@@ -63,15 +63,12 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     # Each result has a row of ticks; heights are relative to the panel.
     row_height = 0.05 if densities else 0.9 / len(results)
     for k, (r, name, color) in enumerate(style.labeled(results, "spectrum")):
-        legend_name = name
         if r.density:
             density = r.density.broadened(eigenvalues)
-            ax.plot(eigenvalues, np.where(density < floor, np.nan, density), color=color, label=legend_name)
-            legend_name = "_"  # the next curves of this result have no entry in the legend
+            ax.plot(eigenvalues, np.where(density < floor, np.nan, density), color=color, label=name)
         low, high = row_height * k, row_height * (k + 0.9)
         for eigenvalue in r.values:
-            ax.axvline(eigenvalue, low, high, color=color, lw=1.5, label=legend_name, clip_on=False)
-            legend_name = "_"
+            ax.axvline(eigenvalue, low, high, color=color, lw=1.5, label=name, clip_on=False)
     if densities:
         ax.set(yscale="log", ylim=(floor, None), ylabel="spectral density (log)")
     else:
@@ -81,10 +78,8 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     ax.set_xlabel("eigenvalue λ")
     first = results[0]
     parts = style.joined(r.part for r in results if r.part)
-    notes = [_size(results), f"parameters {parts}" if parts else ""]
-    optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
-    if optimizers:
-        notes += [f"preconditioned by {', '.join(optimizers)}", style.rows_of(results, "lr · λ_max")]
+    notes = [_size(results), f"parameters {parts}" if parts else "", style.preconditioned_by(results)]
+    notes.append(style.rows_of(results, "lr · λ_max"))  # "" without a preconditioner
     if any(r.values.size for r in results):
         notes.append("ticks: computed eigenvalues")
     default_title = f"Spectrum of the {_MATRICES.get(first.matrix, first.matrix)}"
@@ -126,8 +121,8 @@ def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Fig
         look: dict[str, Any] = {"histtype": "stepfilled", "fc": (color, 0.3), "ec": color, "lw": 1.8}
         ax.hist(values, bins, weights=percent, label=label, **look)
         ax.axvline(r.whole[0], color=color, ls="--", lw=1.5)
-    ax.set(xlabel=f"λ_max of a minibatch{style.unit(results[0], 'values')}")
-    ax.set_ylabel("share of the minibatches (%)")
+    xlabel = f"λ_max of a minibatch{style.unit(results[0], 'values')}"
+    ax.set(xlabel=xlabel, ylabel="share of the minibatches (%)")
     decay = style.rows_of(results, "weight decay")
     minibatches = style.joined(f"{len(r.values):,} minibatches of {r.batch:,}" for r in results)
     origin = f"{minibatches} from {style.samples_of(results)}"
@@ -269,8 +264,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
         shares.plot(rank, 100 * np.cumsum(r.gradient_share), color=color, ls="--", label=f"gradient, {name}")
         shares.plot(rank, 100 * rank / r.parameters, ":", color=style.OTHER, label="an isotropic spread")
     shares.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    shares.set(ylim=(-2, None), xlabel="number of sharpest eigenvectors")
-    shares.set_ylabel("share in their span (%)")
+    shares.set(ylim=(-2, None), xlabel="number of sharpest eigenvectors", ylabel="share in their span (%)")
     positions = np.arange(len(results))
     half_trace = [r.cost for r in results]  # ½ tr(HC)
     errors = [r.cost_error if np.isfinite(r.cost_error) else 0.0 for r in results]
@@ -421,8 +415,8 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
         traces = r.rise - r.heating
         steps = (np.arange(traces.shape[1]) + 0.5) * r.steps_a_draw
         tones = style.shades(style.color_of(r.label), len(traces))
-        for k, (trace, color) in enumerate(zip(traces, tones, strict=True)):
-            ax.plot(steps, trace, color=color, lw=0.7, alpha=0.8, label="chains" if k == 0 else None)
+        for trace, color in zip(traces, tones, strict=True):
+            ax.plot(steps, trace, color=color, lw=0.7, alpha=0.8, label="chains")
         ax.axvspan(0, r.burn_in * r.steps_a_draw, color=style.OTHER, alpha=0.15, lw=0, label="burn-in")
         steps_range = r.burn_in * r.steps_a_draw, r.steps
         low, high = r.value - r.standard_error, r.value + r.standard_error
@@ -431,9 +425,8 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
         # The axis leaves out the burn-in, whose large values would hide the rest.
         after_burn_in = traces[:, r.burn_in :]
         low, high = float(after_burn_in.min()), float(after_burn_in.max())
-        ax.set(ylim=(min(0.0, low), 1.15 * high), xlim=(0, r.steps))
-        ax.set(xlabel="step of the chain", ylabel="nβ (L(w) − L(w*))")
-        ax.set_title(style.paper_name(r.label) or "weights")
+        ax.set(ylim=(min(0.0, low), 1.15 * high), xlim=(0, r.steps), xlabel="step of the chain")
+        ax.set(title=style.paper_name(r.label) or "weights", ylabel="nβ (L(w) − L(w*))")
     checks = style.three_digits(style.rows_of(results, "chains", "R̂", "effective draws"))
     text = f"Langevin dynamics from w* on {style.samples_of(results)}; {checks}."
     return finish(figure, title or style.headline(results), text, axes, ncols=4)

@@ -1,4 +1,4 @@
-"""Pictures of Hessian grids, lines and basins."""
+"""Pictures of Hessian grids, counts of labels, lines and basins."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 import seaborn as sns
-from matplotlib import colormaps, colors
+from matplotlib import colors
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import choose, positive
-from landscape.plots import draws, style
+from landscape.core.options import positive
+from landscape.plots import draws, style, surface
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped, wrapped_panels
-from landscape.plots.surface import CENTER, CMAP, EQUAL, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
 from landscape.results.base import unit_of
 from landscape.results.comparison import PATHS, Connection
 from landscape.results.grids import HessianGrid, Line
+from landscape.results.noise import LabelCounts
 from landscape.results.surfaces import Basins
 
 # Characters in a line of a panel's title (our choice: more would reach into the next panel).
@@ -50,8 +50,7 @@ def draw_hessian_grids(
     Raises:
         InputError: a vmax or color map that is not allowed.
     """
-    if cmap is not None:
-        choose("cmap", cmap, colormaps)
+    color_map = surface.color_map_of(cmap)
     if vmax is not None:
         positive("vmax", vmax)
     figure, axes = wrapped_panels(len(results), 3.5, 3.4, names="ratio")
@@ -59,27 +58,47 @@ def draw_hessian_grids(
     largest = float(finite_ratios.max(initial=0.0))
     if vmax is None:
         vmax = min(largest, 1.0) or 1.0  # 1 also if no ratio is above 0
-    color_map = CMAP if cmap is None else colormaps[cmap]
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
         # The first row of a heatmap is at the top, but y grows upwards: rows are reversed.
         numbers = starred(r)[::-1] if r.ratio.size <= 64 else None  # more do not fit (our choice)
         x, y = ([f"{v:.2g}".replace("-", "−") for v in values] for values in (r.x, r.y[::-1]))
-        sns.heatmap(
-            r.ratio[::-1], ax=ax, vmin=0.0, vmax=vmax, cmap=color_map, square=True, cbar=False,
-            annot=numbers, fmt="", annot_kws={"fontsize": 9}, xticklabels=x, yticklabels=y,
-        )  # fmt: skip
-        ax.tick_params(axis="y", rotation=0)
+        _heatmap(ax, r.ratio[::-1], vmax, color_map, x, y, annot=numbers, fmt="", square=True)
         usable = r.ratio[r.usable]
         median_text = f"{np.median(usable):.3g}" if usable.size else "–"
         count_note = f" ({usable.size} of {r.ratio.size} points)" if usable.size < r.ratio.size else ""
-        ax.set_title(f"{wrapped(name, TITLE)}\nmedian {median_text}{count_note}")
-        ax.set(xlabel="x", ylabel="y")
+        ax.set(title=f"{wrapped(name, TITLE)}\nmedian {median_text}{count_note}", xlabel="x", ylabel="y")
     label = r"$|\lambda_{min}| / |\lambda_{max}|$"
-    extend = "max" if largest > vmax else "neither"
-    color_bar(figure, axes, colors.Normalize(0.0, vmax), color_map, label, extend)
+    surface.color_bar(figure, axes, colors.Normalize(0.0, vmax), color_map, label, largest)
     text = f"{style.samples_of(results)}{style.interpolation_note(results)}."
     text = f"A low ratio means nearly convex. x, y: multiples of the plane's directions. {text}"
     return finish(figure, title or style.headline(results), text)
+
+
+@draws(LabelCounts)
+def draw_label_counts(results: Sequence[LabelCounts], title: str = "") -> Figure:
+    """Draw samples by learner (down) and label (across), one panel for each run, with one color scale.
+
+    Up to 400 cells have their number.
+    """
+    figure, axes = wrapped_panels(len(results), 5.2, 3.6, names="counts")
+    top = max(float(r.counts.max()) for r in results)
+    for ax, r, name in zip(axes, results, style.names_of(results, "run"), strict=True):
+        labels, learners = [f"{label:g}" for label in r.classes], range(len(r.counts))
+        numbers = {"annot": r.counts.size <= 400, "fmt": ".0f"}
+        _heatmap(ax, r.counts, top, style.SEQUENTIAL, labels, learners, linewidths=0.5, **numbers)
+        ax.set(title=f"{name}\n{r.division}", xlabel="label", ylabel="learner")
+    text = "Training samples by learner and label; a darker cell has more."
+    return finish(figure, title or style.headline(results), text)
+
+
+def _heatmap(
+    ax: Axes, values: Array, top: float, cmap: Any, x_labels: Any, y_labels: Any, **options: Any
+) -> None:
+    """Draw ``values`` as colors from 0 to ``top``, with options of seaborn's ``heatmap``."""
+    look = {"cmap": cmap, "cbar": False, "annot_kws": {"fontsize": 9}}
+    look |= {"xticklabels": x_labels, "yticklabels": y_labels}
+    sns.heatmap(values, ax=ax, vmin=0.0, vmax=top, **look, **options)
+    ax.tick_params(axis="y", rotation=0)
 
 
 @draws(Line)
@@ -166,27 +185,27 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
     return finish(figure, title or style.headline(results), text, [axes[0]], ncols=1)
 
 
-_SADDLE: dict[str, Any] = {**POINT, "marker": "X", "mfc": style.PINK, "ms": 7, "label": "saddle of a basin"}
+_SADDLE: dict[str, Any] = {**surface.POINT, "marker": "X", "mfc": style.PINK, "ms": 7}
 _NAMES = {"center": "center", "lowest": "lowest point"}
 
 
 @draws(Basins)
 def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     """Draw contours on axes of distances, the borders of basins, and below the widths of a region."""
-    level_scale = scale([r.loss for r in results])
+    level_scale = surface.scale([r.loss for r in results])
     width = 5.0 if len(results) == 1 else 3.9
     figure, axes, below = stacked_panels(len(results), width, {"basins": 4.4, "widths": 1.9})
     for ax, r in zip(axes, results, strict=True):
         _draw_panel(ax, r, level_scale)
     label = f"{style.loss_label(results)}, {level_scale.step.replace('lines', 'steps')}"
-    color_bar(figure, axes, level_scale.norm, CMAP, label, "max")
+    # The arrow is always there: the color of the last level fills all that is above it.
+    surface.color_bar(figure, axes, level_scale.norm, surface.CMAP, label, np.inf)
     for ax, r, color in zip(below, results, style.colors_of([r.label for r in results]), strict=True):
         # Both axes of the region against the rise; dotted where the edge of the grid cuts it.
         for axis_width, name, lw in zip(r.width.T, ("longer axis", "shorter axis"), (2.0, 1.1), strict=True):
-            ax.plot(
-                r.rise, np.where(r.cut, np.nan, axis_width), color=color, lw=lw, label=f"{name} of the region"
-            )
-            ax.plot(r.rise, np.where(r.cut, axis_width, np.nan), color=color, lw=lw, ls=":")
+            look: dict[str, Any] = {"color": color, "lw": lw}
+            ax.plot(r.rise, np.where(r.cut, np.nan, axis_width), label=f"{name} of the region", **look)
+            ax.plot(r.rise, np.where(r.cut, axis_width, np.nan), ls=":", **look)
         ax.set_xlabel(f"rise above the {_NAMES[r.around]}{style.unit(r, 'rise')}")
         ax.set(xlim=(0, float(r.rise[-1])), ylim=(0, None))
         ax.locator_params(axis="x", nbins=5)
@@ -197,26 +216,25 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     return finish(figure, title or headline, text, [*axes, *below], ncols=columns)
 
 
-def _draw_panel(ax: Axes, r: Basins, level_scale: LevelScale) -> None:
+def _draw_panel(ax: Axes, r: Basins, level_scale: surface.LevelScale) -> None:
     """Draw the contour on axes of distances along the two directions, which need not be orthogonal."""
     lengths = np.sqrt(np.diag(r.gram))
     x, y = r.x * lengths[0], r.y * lengths[1]
     loss = np.ma.masked_invalid(r.loss)
-    map_axes(ax)
-    ax.contourf(x, y, loss, level_scale.levels, cmap=CMAP, norm=level_scale.norm, extend="max")
+    surface.map_axes(ax)
+    ax.contourf(x, y, loss, level_scale.levels, cmap=surface.CMAP, norm=level_scale.norm, extend="max")
     if len(r.minimum) > 1:
         for number in range(len(r.minimum)):
             ax.contour(x, y, (r.basin == number).astype(float), [0.5], colors="w", linewidths=0.9)
     if not r.cut.all():
         level = r.reference_loss + r.rise[np.flatnonzero(~r.cut)[-1]]
-        ax.contour(x, y, loss, [level], **EQUAL)
-        name = unit_of(r, f"{level - r.reference_loss:.2g} nat above the {_NAMES[r.around]}")
-        ax.plot([], [], color=style.AMBER, lw=1.8, label=name)
-    ax.plot(*(r.minimum * lengths).T, label="lowest point of a basin", **(LOWEST | {"ms": 9}))
+        label = unit_of(r, f"{level - r.reference_loss:.2g} nat above the {_NAMES[r.around]}")
+        surface.level_lines(ax, x, y, loss, [level], label, **surface.EQUAL)
+    ax.plot(*(r.minimum * lengths).T, label="lowest point of a basin", **(surface.LOWEST | {"ms": 9}))
     has_saddle = np.isfinite(r.saddle[:, 0])
     if has_saddle.any():
-        ax.plot(*(r.saddle[has_saddle] * lengths).T, **_SADDLE)
-    ax.plot(*(r.reference * lengths)[:, None], label=_NAMES[r.around], **(CENTER | {"ms": 10}))
+        ax.plot(*(r.saddle[has_saddle] * lengths).T, label="saddle of a basin", **_SADDLE)
+    ax.plot(*(r.reference * lengths)[:, None], label=_NAMES[r.around], **(surface.CENTER | {"ms": 10}))
     basins = f"{len(r.minimum)} basin{'s' * (len(r.minimum) > 1)}"
     minima = f"{r.minima} local minim{'a' if r.minima > 1 else 'um'} of the grid"
     ax.set(xlabel="distance along u", ylabel="distance along v")
@@ -227,16 +245,14 @@ def _basins_finding(results: Sequence[Basins]) -> str:
     """Return one line with the number of basins and the width of the widest region that is not cut."""
     around = _NAMES[results[0].around]
     if len(results) > 1:
-        counts = f"Basins: {', '.join(str(len(r.minimum)) for r in results)}"
+        sentences = [f"Basins: {', '.join(str(len(r.minimum)) for r in results)}"]
         shared_rise = min(float(r.rise[~r.cut].max(initial=0.0)) for r in results)
         if shared_rise > 0 and len({r.around for r in results}) == 1:
             names = style.short_names([r.label for r in results])
             widths = [np.interp(shared_rise, [0, *r.rise], [0, *r.equivalent_width]) for r in results]
             texts = [f"{name} {width:.3g}" for name, width in zip(names, widths, strict=True)]
-            return style.fitting(
-                f"Width {shared_rise:.3g} nat above the {around}: {', '.join(texts)}", counts
-            )
-        return style.fitting(counts)
+            sentences.insert(0, f"Width {shared_rise:.3g} nat above the {around}: {', '.join(texts)}")
+        return style.fitting(*sentences)
     (r,) = results
     number = "One basin" if len(r.minimum) == 1 else f"{len(r.minimum)} basins"
     if r.cut.all():

@@ -38,9 +38,8 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
         ax.bar_label(bars, [style.power_of_ten(height) for height in heights], padding=3, fontsize=8.5)
         categories(ax, list(ESTIMATES.values()))
         draws_note = f"{len(r.direct)} draws of {r.learners} × {r.local_batch} samples"
-        ax.set(yscale="log", ylim=(smallest / 5, max(*values, smallest) * 6))
+        ax.set(yscale="log", ylim=(smallest / 5, max(*values, smallest) * 6), ylabel="Δ(2) (squared weights)")
         ax.set_title(f"{style.paper_name(r.label)}\nα = {r.lr:g}, {draws_note}")
-        ax.set_ylabel("Δ(2) (squared weights)")
     text = "Δ(2), which the spread adds to the noise of a step, in four ways; bars: one standard error."
     return finish(figure, title or style.headline(results), text)
 
@@ -71,9 +70,7 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     ax.set(ylim=(len(results) - 0.4, -0.6), xlabel=f"noise scale ({NoiseScale.units['batch']})")
     draws_count = style.joined(f"{r.draws:,}" for r in results)
     text = f"tr Σ/‖g‖², {draws_count} draws from {style.samples_of(results)}; bars: one standard error."
-    optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
-    if optimizers:
-        text += f" Preconditioned by {', '.join(optimizers)}."
+    text = f"{text} {style.sentence(style.preconditioned_by(results))}".rstrip()
     return finish(figure, title or style.headline(results), text, [ax], ncols=3)
 
 
@@ -95,8 +92,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
             line = np.exp(np.log(y).mean() + r.gamma * (np.log(x) - np.log(x).mean()))
             power_law.plot(x, line, color=color, lw=1.2, label=f"γ = {in_words(r.gamma, r.gamma_error)}")
     power_law.set_xlabel(f"eigenvalue $\\lambda_i${style.unit(results[0], 'values')}")
-    power_law.set_yscale("log")
-    power_law.set_ylabel(f"gradient noise along $v_i${style.unit(results[0], 'covariance')}")
+    power_law.set(yscale="log", ylabel=f"gradient noise along $v_i${style.unit(results[0], 'covariance')}")
     style.log_axis(power_law.xaxis)
     positions = np.arange(len(results))
     for shift, field, label, look in (
@@ -139,8 +135,7 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
         if np.isfinite(r.value):
             ax.axvline(r.value, color=color, ls="--", lw=1.2)
     ax.axhline(allowed, color=style.DARK, lw=1.0, ls=":", label="rise that is allowed")
-    ax.set(xscale="log", ylabel="rise of the training loss (%)")
-    ax.set_xlabel(f"batch{style.unit(CriticalBatch, 'batch')}")
+    ax.set(xscale="log", xlabel=f"batch{style.unit(first, 'batch')}", ylabel="rise of the training loss (%)")
     # Linear up to the allowed rise: far above the critical batch, the loss is many times as large.
     ax.set_yscale("symlog", linthresh=allowed)
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))

@@ -316,6 +316,12 @@ def rows_of(results: Sequence[Any], *names: str) -> str:
     return "; ".join(words)
 
 
+def preconditioned_by(results: Sequence[Any]) -> str:
+    """Return the optimizers whose preconditioners the results have, in words; "" without a preconditioner."""
+    optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
+    return f"preconditioned by {', '.join(optimizers)}" if optimizers else ""
+
+
 def samples_of(results: Sequence[Any]) -> str:
     """Return the number of samples, their split, and the statistics of BatchNorm, if the model has it."""
     note = batchnorm_note(results[0]) if hasattr(results[0], "batchnorm") else ""

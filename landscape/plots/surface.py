@@ -37,8 +37,8 @@ PIXELS = 400  # along each axis of a hillshaded picture (our choice: as many as 
 # of the picture (our choice).
 LIGHT, HEIGHT = LightSource(azdeg=315, altdeg=45), 1.0
 HALO = [withStroke(linewidth=2, foreground="w")]  # of texts on colors
-EQUAL: dict[str, Any] = {"colors": style.AMBER, "linewidths": 1.8}
-VALLEY: dict[str, Any] = {"colors": "k", "linewidths": 1.0, "linestyles": ":"}
+EQUAL: dict[str, Any] = {"color": style.AMBER, "lw": 1.8}
+VALLEY: dict[str, Any] = {"color": "k", "lw": 1.0, "ls": ":"}
 RING: dict[str, Any] = {"color": style.PINK, "lw": 2.2, "ls": "--"}
 # Markers, as keyword arguments of matplotlib's plot.
 POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
@@ -93,23 +93,19 @@ def draw_surfaces(
         values = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
         if len(values) and not title:
             title = f"{results[0].loss_name} from {values.min():.2g} to {values.max():.2g}"
-    if cmap is not None:
-        choose("cmap", cmap, colormaps)
+    color_map = color_map_of(cmap)
     for r in results:
         if min(r.loss.shape) < 2:
             raise InputError(f"grid: {r.loss.shape[::-1]} points cannot be drawn as contours, 2 × 2 can")
     if style == "difference":
-        options = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels}
-        options["ring"] = bool(rings)
+        options = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels, "ring": rings}
         for name, value in options.items():
-            if value not in (None, False):
+            if value not in (None, False, []):
                 raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
-    trajectory_losses = []
-    if style != "surface" and quantity == "loss":
-        trajectory_losses = [r.marker_loss for r in results if r.kind == "pca"]
+    # A trajectory decides on the levels of contours only. Of another quantity, its values are not known: NaN.
+    trajectory_losses = [r.marker_loss for r in results if r.kind == "pca" and style != "surface"]
     level_scale = scale([r.loss for r in results], log, levels, vmax, trajectory_losses)
-    color_map = CMAP if cmap is None else colormaps[cmap]
     if style == "surface":
         return _draw_3d(results, title, level_scale, color_map, vmax)
     look: dict[str, Any] = {"shaded": style == "hillshade", "lowest": quantity == "loss"}
@@ -150,8 +146,8 @@ def _draw_3d(
         for axis in (ax.xaxis, ax.yaxis):
             axis.label.set_size(8)
         ax.set(zlim=(level_scale.levels[0], top), title=_panel_title(r, name))
-    label, extend = f"{results[0].loss_name}{style.unit(results[0], 'loss')}", ("neither", "max")
-    color_bar(figure, axes, level_scale.norm, cmap, label, extend[bool(top > level_scale.levels[-1])])
+    label = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
+    color_bar(figure, axes, level_scale.norm, cmap, label, top)
     return finish(figure, title or finding(results), settings(results, level_scale.why), axes)
 
 
@@ -178,8 +174,7 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     label_axes(ax, a)
     ax.contourf(a.x, a.y, difference, np.linspace(-limit, limit, 25), cmap=style.DIVERGING, norm=norm)
     if float(difference.min()) < 0 < float(difference.max()):
-        ax.contour(a.x, a.y, difference, [0.0], colors="k", linewidths=1.0)
-        ax.plot([], [], color="k", lw=1.0, label="equal")  # the legend's entry: contours have none
+        level_lines(ax, a.x, a.y, difference, [0.0], "equal", color="k", lw=1.0)
     ax.plot(0, 0, label="center", **CENTER)
     first, second = style.short_names([a.label or "the first", b.label or "the second"])
     label = style.fitting(f"{first} minus {second}: {a.loss_name}", a.loss_name, most=2 * style.LABEL)
@@ -219,15 +214,13 @@ def _draw_contours(
         labeled_from, risen_loss = -np.inf, np.nan
         if np.isfinite(rise) and geometry.has_profile(r):
             risen_loss, lowest_loss = geometry.center_loss(r) + rise, masked.min()
-            ax.contour(r.x, r.y, masked, [risen_loss], **EQUAL)
-            # A contour gets no entry in a legend, so an empty curve with the same look gets it.
             label = unit_of(r, f"{rise:.2g} nat above the center")
-            ax.plot([], [], color=style.AMBER, lw=1.8, label=label)
+            level_lines(ax, r.x, r.y, masked, [risen_loss], label, **EQUAL)
             lines_in_valley = ((levels > lowest_loss) & (levels < risen_loss)).sum()
             if lines_in_valley < 2:  # more lines, so that the form of the valley can be seen
                 dotted_levels = np.linspace(lowest_loss, risen_loss, 6)[1:-1]
-                ax.contour(r.x, r.y, masked, dotted_levels, **VALLEY)
-                ax.plot([], [], color="k", lw=1, ls=":", label="each fifth of the rise to the orange line")
+                label = "each fifth of the rise to the orange line"
+                level_lines(ax, r.x, r.y, masked, dotted_levels, label, **VALLEY)
                 labeled_from = risen_loss  # below it, a number would be read as that of a dotted line
         if labels:
             _label_lines(ax, lines, risen_loss, labeled_from)
@@ -245,10 +238,7 @@ def _draw_contours(
         ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]), title=_panel_title(r, name))
     loss_label = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
     losses = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
-    # (losses are below the first level, losses are above the last level) -> arrows of the color bar
-    arrows = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
-    outside = bool(losses.min() < levels[0]), bool(losses.max() > levels[-1])
-    color_bar(figure, axes, norm, cmap, f"{loss_label}, {level_scale.step}", arrows[outside])
+    color_bar(figure, axes, norm, cmap, f"{loss_label}, {level_scale.step}", losses)
     if below:
         _draw_profiles(below, results, level_scale, rise)
     # All profiles have the same legend. If the user gives ax=, the profiles are in another figure, and their
@@ -312,7 +302,7 @@ def _draw_profiles(
         ax.fill_between(own.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
         ax.plot(own.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
-            ax.axhline(geometry.center_loss(r) + rise, color=style.AMBER, lw=1.8, zorder=1)
+            ax.axhline(geometry.center_loss(r) + rise, zorder=1, **EQUAL)
         ax.set(xlim=(0, longest_distance), xlabel="distance from the center", ylim=y_limits)
         if log:
             ax.set_yscale("log")
@@ -492,13 +482,32 @@ def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
     return marked
 
 
-def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, extend: Any = "neither") -> None:
+def level_lines(ax: Axes, x: Array, y: Array, loss: Array, levels: Any, label: str, **look: Any) -> None:
+    """Draw contour lines with an entry in the legend.
+
+    Args:
+        look: the color, width and style of the lines, as matplotlib's plot has them.
+    """
+    ax.contour(x, y, loss, levels, colors=look["color"], linewidths=look["lw"], linestyles=look.get("ls"))
+    ax.plot([], [], label=label, **look)  # legends have no entries of contours, but of this empty curve
+
+
+def color_map_of(name: str | None) -> colors.Colormap:
+    """Return matplotlib's color map of this name, or ``CMAP`` for None."""
+    return CMAP if name is None else colormaps[choose("cmap", name, colormaps)]
+
+
+def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, values: Any = ()) -> None:
     """Draw one color bar for all panels.
 
     Args:
-        norm, cmap, label, extend: of the color bar, as matplotlib has them.
+        norm, cmap, label: of the color bar, as matplotlib has them.
+        values: drawn values; an arrow is at an end of the bar if some lie beyond that end.
     """
-    bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02, extend=extend)
+    is_below, is_above = np.any(np.less(values, norm.vmin)), np.any(np.greater(values, norm.vmax))
+    extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
+    arrows: Any = extend[bool(is_below), bool(is_above)]
+    bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02, extend=arrows)
     bar.set_label(label.split(", ")[0] if in_paper() else label)
     assert bar.solids is not None
     bar.solids.set(rasterized=False, edgecolor="face")  # else an image of few pixels in a PDF

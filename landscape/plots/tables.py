@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -23,7 +22,6 @@ from landscape.plots.picture import finish, formulas, leading, points, wrapped_p
 from landscape.results.comparison import MANY, Comparison, WeightAverage, heading, summary, verdict
 from landscape.results.flatness import Stability, forms_with
 from landscape.results.grids import Sweep
-from landscape.results.noise import LabelCounts
 from landscape.results.shown import logarithmic
 
 
@@ -52,9 +50,8 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
             ax.plot(r.own_delay, r.own_limit / r.lambda_max, **dash)
         label_delay_axes(ax, r, max(r.delay.max(), r.own_delay))
         style.decimal_labels(ax.yaxis)
-    optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
     text = "Momentum adds a share of the last step, shifted momentum of the step before the delay."
-    text += f" Preconditioned by {', '.join(optimizers)}." if optimizers else ""
+    text = f"{text} {style.sentence(style.preconditioned_by(results))}".rstrip()
     default_title = "Above a line, training leaves the minimum"
     return finish(figure, title or default_title, text, axes, ncols=2 * min(3, len(axes)))
 
@@ -73,27 +70,6 @@ def label_delay_axes(ax: Axes, r: Any, largest: int) -> None:
     ax.set_title(f"{style.paper_name(r.label) or 'minimum'}\n{about}")
     ax.set(xlim=(-0.3, max(0.3, largest * 1.2)), yscale="log", ylabel="learning rate η")
     ax.set_xlabel(f"delay τ{style.unit(type(r), 'delay')}")
-
-
-@draws(LabelCounts)
-def draw_label_counts(results: Sequence[LabelCounts], title: str = "") -> Figure:
-    """Draw samples by learner (down) and label (across), one panel for each run, with one color scale.
-
-    Up to 400 cells have their number.
-    """
-    figure, axes = wrapped_panels(len(results), 5.2, 3.6, names="counts")
-    top = max(float(r.counts.max()) for r in results)
-    for ax, r, name in zip(axes, results, style.names_of(results, "run"), strict=True):
-        sns.heatmap(
-            r.counts, ax=ax, vmin=0.0, vmax=top, cmap=style.SEQUENTIAL, cbar=False, linewidths=0.5,
-            annot=r.counts.size <= 400, fmt=".0f", annot_kws={"fontsize": 9},
-            xticklabels=[f"{label:g}" for label in r.classes], yticklabels=True,
-        )  # fmt: skip
-        ax.tick_params(axis="y", rotation=0)
-        ax.set_title(f"{name}\n{r.division}")
-        ax.set(xlabel="label", ylabel="learner")
-    text = "Training samples by learner and label; a darker cell has more."
-    return finish(figure, title or style.headline(results), text)
 
 
 # An axis is logarithmic from this ratio of the largest to the smallest value (our choice).
@@ -142,9 +118,8 @@ def _draw_sweep(ax: Axes, r: Sweep) -> str:
         label = ", ".join(_key_and_value(key, row[key]) for key in varying_keys if key != x_key and row[key])
         row_indices_of.setdefault(label, []).append(i)
     look = {"ls": "-", "lw": 1.6 if is_numeric else 0}
-    colors = style.colors_of(
-        [label.replace("-", ", ") for label in row_indices_of]
-    )  # the rule is between commas
+    # The algorithm in a recipe's name is behind a hyphen ("digits-dpsgd"), but colors_of looks behind commas.
+    colors = style.colors_of([label.replace("-", ", ") for label in row_indices_of])
     for k, (color, (label, indices)) in enumerate(zip(colors, row_indices_of.items(), strict=True)):
         x, y, has_diverged = positions[indices], mean[indices], r.diverged[indices] > 0
         larger = min(len(colors) - 1 - k, 3)  # so that equal points are both visible
@@ -205,10 +180,8 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
         if ax not in leading(axes):
             ax.set_yticklabels([])
     lines = summary(c) or ["No measure of flatness"]
-    if len(lines) == 1:
-        default_title = style.fitting(*lines, "Which is flatter")
-    else:
-        default_title = f"Flatness of {len(lines)} pairs"
+    several = f"Flatness of {len(lines)} pairs"
+    default_title = several if len(lines) > 1 else style.fitting(*lines, "Which is flatter")
     return finish(figure, title or default_title, _caption(c))
 
 
@@ -276,8 +249,7 @@ def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
         names = [name if k in with_label else "" for k, name in enumerate(r.titles[:-1])]
         ax.set_xticks([*members, *averages], [*r.labels, *names, "chosen\naverage"], rotation=30, ha="right")
         ax.axvline(n - 0.25, color=style.PALE, lw=1)
-        ax.set_ylabel(f"loss{style.unit(results[0], 'loss')}")
-        ax.set_title(style.paper_name(r.label))
+        ax.set(title=style.paper_name(r.label), ylabel=f"loss{style.unit(results[0], 'loss')}")
     missing = "; without a prediction: the members are too far apart for one"
     text = style.samples_of(results) + missing * any(np.isinf(r.high).any() for r in results)
     return finish(figure, title or style.headline(results), f"{text}.", list(axes[:1]), ncols=4)
@@ -300,19 +272,15 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
     Returns:
         The figure.
     """
-    cycles = {name: cycle[:STEPS] for name, cycle in matrices.items()}
-    names = [f"{name} {t}" for name, cycle in cycles.items() for t in range(len(cycle))]
+    graphs = [(name, t, matrix) for name, cycle in matrices.items() for t, matrix in enumerate(cycle[:STEPS])]
     mixed = {name: functools.reduce(np.matmul, cycle[::-1]) for name, cycle in matrices.items()}
     exact = " or ".join(name for name, matrix in mixed.items() if np.ptp(matrix) < 1e-9)
     with style.style():
-        figure, axes = wrapped_panels(len(names), 2.3, 2.5, 4, names)
-        next_axes = iter(axes)
-        for name, cycle in cycles.items():
+        figure, axes = wrapped_panels(len(graphs), 2.3, 2.5, 4, [f"{name} {t}" for name, t, _ in graphs])
+        for ax, (name, t, matrix) in zip(axes, graphs, strict=True):
+            dots = _draw_graph(ax, matrix)
             steps = len(matrices[name])
-            for t, matrix in enumerate(cycle, 1):
-                ax = next(next_axes)
-                dots = _draw_graph(ax, matrix)
-                ax.set_title(f"{name}\nstep {t} of {steps}" if steps > 1 else name)
+            ax.set_title(f"{name}\nstep {t + 1} of {steps}" if steps > 1 else name)
         figure.colorbar(dots, ax=axes, label="share of the weights", shrink=0.9)
         text = "Color of a dot: the share of its own weights that a learner keeps; of a line: the share that "
         text += "both ends take of each other; of an arrow: the share that its head takes."
