@@ -30,7 +30,7 @@ from landscape.core.files import printable, replacing
 from landscape.core.hdf5 import LARGEST
 from landscape.core.options import Within, checked, ends_in
 from landscape.core.registry import drawings
-from landscape.plots.picture import OwnAxes, change, drawn_into
+from landscape.plots.picture import OwnAxes, change_visuals, drawn_into
 from landscape.plots.style import style as _style
 from landscape.results.base import Result
 from landscape.results.grids import Interpolated, Line
@@ -57,10 +57,12 @@ def draw(
             dimensions; or "difference", the first of two surfaces minus the second.
         ax: axes to draw into, for a picture of one panel. Default: a new figure.
         axes: axes to draw into, by name of the panel; other panels are not shown.
-        width: width in inches of a picture for a paper, such as 3.3 for a column or 7 for a page. It has
-            small texts, and no caption or default title. Panels in ``ax`` or ``axes`` have the same look.
-        visuals: "title", "panel_titles", "legend", "colorbar" or "caption" -> False, which leaves it out, or
-            a dict of properties for matplotlib's ``Artist.set``.
+        width: width in inches of a picture for a paper, such as 3.3 for a column or 7 for a page. Such a
+            picture has small texts, no caption, and a title only if one is given. Panels in ``ax`` or
+            ``axes`` look the same.
+        visuals: parts to leave out or to change. The keys are "title", "panel_titles", "legend", "colorbar"
+            and "caption"; a value is False, which leaves the part out, or a dict of properties for
+            matplotlib's ``Artist.set``.
         dpi: pixels per inch of the file. Default: 150.
         options: further arguments of the drawing: ``title`` (None: no title) and, for surfaces, ``log``,
             ``levels``, ``vmax``, ``cmap`` and ``labels``.
@@ -96,6 +98,7 @@ def draw(
         options["style"] = style
     for option in options:
         if option not in parameters:
+            # The first parameter has the results and is no option.
             cause = f"whose drawing has the options {', '.join(list(parameters)[1:])}"
             raise InputError(f"{option}: not allowed for a {class_name}, {cause}")
     if width is not None and (ax is not None or axes):
@@ -103,7 +106,7 @@ def draw(
     user_axes = OwnAxes(ax, axes or {}) if ax is not None or axes else None
     is_for_paper = user_axes is not None or width is not None
     all_visuals: dict[str, Any] = {"caption": False} if is_for_paper else {}
-    title = options.pop("title", "")
+    title = options.pop("title", "")  # "" for the default title, None for no title
     if title:
         options["title"] = title
     elif title is None or is_for_paper:
@@ -111,10 +114,11 @@ def draw(
     all_visuals |= visuals or {}
     with drawn_into(user_axes, width):
         picture: Any = drawing_function([drawable(result) for result in loaded_results], **options)
+        # A drawing whose panels can be replaced by the user's axes returns these axes.
         if user_axes is not None and picture is not user_axes:
             reason = f"the drawing of a {class_name} makes a figure of its own"
             raise InputError(f"{user_axes.where}: not allowed, {reason}")
-        change(picture, all_visuals)
+        change_visuals(picture, all_visuals)
     figure: Figure = picture if user_axes is None else user_axes.get_figure()
     if path is not None:
         save_figure(figure, path, dpi)
@@ -164,7 +168,8 @@ def save_figure(figure: Figure, path: str | Path, dpi: Dpi | None = None) -> Non
     """
     path = Path(path)
     check_format(path)
-    # matplotlib projects the unused corners of 3-D facets, too: memory with any content, which may overflow.
+    # matplotlib also projects unused corners of 3-D facets. Their coordinates are whatever the memory holds:
+    # the projection may overflow.
     with replacing(path) as file, _style(), np.errstate(over="ignore", invalid="ignore"):
         figure.savefig(file, format=path.suffix[1:], dpi=dpi)  # None: that of style.mplstyle
 
@@ -249,8 +254,8 @@ F = TypeVar("F", bound=Callable[..., Figure])
 def draws(kind: type) -> Callable[[F], F]:
     """Return a decorator that registers a function as the drawing of results of class ``kind``.
 
-    :func:`landscape.draw` calls the function with copies of the results that matplotlib can draw, and with
-    those of its own arguments that are parameters of the function, such as ``style``.
+    :func:`landscape.draw` calls the function with copies of the results that matplotlib can draw. It also
+    passes on its own options, such as ``style``, if the function has a parameter of that name.
 
     Args:
         kind: the class of the results; subclasses without a drawing of their own have this drawing, too.

@@ -68,7 +68,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
     with style.style():
         figure, (ax, dial) = panels(1, 2, 4.6, 4.6, ["surface", "dial"], width_ratios=(1.6, 1.0))
         level_scale = surface.scale([shown_surface.loss for shown_surface in surfaces])
-        # contourf changes the norm that it gets, in each frame; the color bar has a copy, to keep its labels.
+        # contourf changes its norm in each frame, which would reset the color bar's labels: it has a copy.
         norm = copy.deepcopy(level_scale.norm)
         surface.color_bar(figure, ax, norm, surface.CMAP, f"loss{style.unit(surfaces[0], 'loss')}")
         text = "White lines: levels of the frame. Dial: learning rate × sharpness, unstable above the limit."
@@ -118,12 +118,13 @@ def _draw_dial(ax: Axes, frame: Frame, end: float, color: str) -> None:
     """
 
     def position(value: Any, radius: float) -> tuple[Any, Any]:
+        """Return x and y of a value on the dial, at this distance from its center; the rim is at 1."""
         angle = np.pi * (1 - value / end)  # from π, at the left, to 0
         return radius * np.cos(angle), radius * np.sin(angle)
 
-    def draw_rim(low: float, high: float, color: str, **look: Any) -> None:
+    def draw_rim(low: float, high: float, rim_color: str, **look: Any) -> None:
         arc = position(np.linspace(low, high, 60), 1.0)
-        ax.plot(*arc, color=color, lw=9, solid_capstyle="butt", **look)
+        ax.plot(*arc, color=rim_color, lw=9, solid_capstyle="butt", **look)
 
     centered: dict[str, Any] = {"ha": "center", "va": "center"}
     limit = frame.limit if np.isfinite(frame.limit) else end

@@ -44,8 +44,8 @@ for _kind in (Eigenpairs, Trace, Density):
 def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     """Draw spectral densities on a logarithmic axis, and eigenvalues as ticks at the bottom of the panel.
 
-    Each result has a color. The axis of the density begins at a tenth of the peak of a single eigenvalue. If
-    no result has eigenvalues or a density, traces are drawn, with 95% intervals.
+    Each result has a color. The axis of the density begins at a tenth of the peak that a single eigenvalue
+    makes. If no result has eigenvalues or a density, traces are drawn, with 95% intervals.
 
     Raises:
         InputError: no result has eigenvalues, a density or a trace.
@@ -55,6 +55,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     figure, (ax,) = panels(1, 1, 6.4, 3.9, ["spectrum"])
     densities = [r.density for r in results if r.density]
     if densities:
+        # A peak has fallen to almost nothing five widths away from its node.
         low = min(float(d.nodes.min()) - 5 * d.width() for d in densities)
         high = max(float(d.nodes.max()) + 5 * d.width() for d in densities)
         eigenvalues = np.linspace(low, high, 2000)
@@ -66,9 +67,9 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         if r.density:
             density = r.density.broadened(eigenvalues)
             ax.plot(eigenvalues, np.where(density < floor, np.nan, density), color=color, label=name)
-        low, high = row_height * k, row_height * (k + 0.9)
+        row_bottom, row_top = row_height * k, row_height * (k + 0.9)
         for eigenvalue in r.values:
-            ax.axvline(eigenvalue, low, high, color=color, lw=1.5, label=name, clip_on=False)
+            ax.axvline(eigenvalue, row_bottom, row_top, color=color, lw=1.5, label=name, clip_on=False)
     if densities:
         ax.set(yscale="log", ylim=(floor, None), ylabel="spectral density (log)")
     else:
@@ -132,23 +133,24 @@ def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Fig
 
 @draws(CurvatureTable)
 def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") -> Figure:
-    """Draw bars of λ_max and λ_min of each block and, in the panel beside them, its share of the trace.
+    """Draw λ_max (bars) and λ_min (circles) of each block and, in a second panel, its share of the trace.
 
-    Dotted lines are λ_max and λ_min of all parameters. Error bars of eigenvalues are residuals; those of
+    Dotted lines are λ_max and λ_min of all parameters. Error bars of eigenvalues are residuals; error bars of
     shares are one standard error.
     """
     # The first group of a table is all parameters.
     names = list(dict.fromkeys(name for r in results for name in r.groups[1:]))
-    thickness = 0.8 / len(results)
+    thickness = 0.8 / len(results)  # of a bar: a block's bars have 0.8 of the distance to the next block
     height = 1.6 + (0.16 + 0.12 * len(results)) * len(names)
     figure, (eigenvalue_ax, share_ax) = panels(1, 2, 4.6, max(2.6, height), ["ends", "shares"], sharey=True)
     for k, (r, label, color) in enumerate(style.labeled(results, "")):
         block_positions = np.array([names.index(name) for name in r.groups[1:]])
-        y = block_positions + thickness * (k + 0.5) - 0.4  # the bars of several results side by side
-        bars: dict[str, Any] = {"height": 0.9 * thickness, "color": color, "ecolor": "k", "capsize": 2}
-        eigenvalue_ax.barh(y, r.lambda_max[1:], xerr=r.residual_max[1:], **bars)
+        # The bars of several results are side by side, from 0.4 above the block's position to 0.4 below it.
+        y = block_positions + thickness * (k + 0.5) - 0.4
+        bar_look: dict[str, Any] = {"height": 0.9 * thickness, "color": color, "ecolor": "k", "capsize": 2}
+        eigenvalue_ax.barh(y, r.lambda_max[1:], xerr=r.residual_max[1:], **bar_look)
         points(eigenvalue_ax, r.lambda_min[1:], y, None, "k", xerr=r.residual_min[1:], mfc="w", ms=4)
-        share_ax.barh(y, 100 * r.share[1:], xerr=100 * r.share_error[1:], **bars, label=label)
+        share_ax.barh(y, 100 * r.share[1:], xerr=100 * r.share_error[1:], **bar_look, label=label)
         for eigenvalue in (r.lambda_max[0], r.lambda_min[0]):
             eigenvalue_ax.axvline(eigenvalue, color=color, ls=":", lw=1.3)
     eigenvalue_ax.set_yticks(range(len(names)), names)
@@ -333,16 +335,15 @@ _LOOKS = (
 def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     """Draw learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
 
-    Each of the four has a panel. The first three panels show their quantity for the loss itself and for the
-    loss smoothed by the spread, with one standard error. Learning rates are 2/λ_max, beside the rates α and
-    α_e of the run. Open markers below the sharpness are the largest ‖change of the gradient‖ / ‖change of
-    w_a‖ in a step, which bound λ_max from below. The fourth panel shows
-    the share of the spread along the eigenvectors of the Hessian.
+    The first three panels have markers for the loss itself and for the loss smoothed by the spread, with one
+    standard error. Learning rates are 2/λ_max; the rates α and α_e of the run are drawn, too. Open markers in
+    the panel of the sharpness are the largest ‖change of the gradient‖ / ‖change of w_a‖ in a step, a lower
+    bound of λ_max. The fourth panel has the share of the spread along each eigenvector of the Hessian.
     """
     width = max(4.6, 1.3 * len(results))
     figure, axes = panels(2, 2, width, 3.4, ["rates", "sharpness", "loss", "spread"])
     rates, sharpness, loss, spread = axes
-    for k in range(len(_LOOKS)):
+    for k in range(len(_LOOKS)):  # the loss itself, and the two smoothed losses
         _draw_loss_or_smoothed(rates, sharpness, loss, results, k)
     positions = np.arange(len(results))
     rates.plot(positions, [r.lr for r in results], "k_", ms=26, mew=2, label=r"rate $\alpha$ of the run")
@@ -406,26 +407,27 @@ def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
 
 @draws(LearningCoefficient)
 def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str = "") -> Figure:
-    """Draw the chains' nβ (L(w) − L(w*)) without heating against the step, one panel for each result.
+    """Draw nβ (L(w) − L(w*)) of the chains against the step, one panel for each result.
 
-    The line is λ̂ with a band of one standard error; the gray part is the burn-in.
+    What the step size and the minibatches add to it ("heating") is subtracted. The line is λ̂ with a band of
+    one standard error; the gray part is the burn-in.
     """
     figure, axes = wrapped_panels(len(results), 4.8, 3.4, names="chains", sharey=True)
     for ax, r in zip(axes, results, strict=True):
-        traces = r.rise - r.heating
-        steps = (np.arange(traces.shape[1]) + 0.5) * r.steps_a_draw
-        tones = style.shades(style.color_of(r.label), len(traces))
-        for trace, color in zip(traces, tones, strict=True):
-            ax.plot(steps, trace, color=color, lw=0.7, alpha=0.8, label="chains")
+        chains = r.rise - r.heating
+        steps = (np.arange(chains.shape[1]) + 0.5) * r.steps_a_draw
+        tones = style.shades(style.color_of(r.label), len(chains))
+        for chain, color in zip(chains, tones, strict=True):
+            ax.plot(steps, chain, color=color, lw=0.7, alpha=0.8, label="chains")
         ax.axvspan(0, r.burn_in * r.steps_a_draw, color=style.OTHER, alpha=0.15, lw=0, label="burn-in")
         steps_range = r.burn_in * r.steps_a_draw, r.steps
         low, high = r.value - r.standard_error, r.value + r.standard_error
         ax.fill_between(steps_range, low, high, color=style.AMBER, lw=0, zorder=3, label="± standard error")
         ax.plot(steps_range, [r.value] * 2, color="k", lw=0.8, zorder=3, label="estimate")
         # The axis leaves out the burn-in, whose large values would hide the rest.
-        after_burn_in = traces[:, r.burn_in :]
-        low, high = float(after_burn_in.min()), float(after_burn_in.max())
-        ax.set(ylim=(min(0.0, low), 1.15 * high), xlim=(0, r.steps), xlabel="step of the chain")
+        after_burn_in = chains[:, r.burn_in :]
+        lowest, highest = float(after_burn_in.min()), float(after_burn_in.max())
+        ax.set(ylim=(min(0.0, lowest), 1.15 * highest), xlim=(0, r.steps), xlabel="step of the chain")
         ax.set(title=style.paper_name(r.label) or "weights", ylabel="nβ (L(w) − L(w*))")
     checks = style.three_digits(style.rows_of(results, "chains", "R̂", "effective draws"))
     text = f"Langevin dynamics from w* on {style.samples_of(results)}; {checks}."

@@ -57,7 +57,7 @@ def draw_hessian_grids(
     finite_ratios = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
     largest = float(finite_ratios.max(initial=0.0))
     if vmax is None:
-        vmax = min(largest, 1.0) or 1.0  # 1 also if no ratio is above 0
+        vmax = min(largest, 1.0) if largest > 0 else 1.0
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
         # The first row of a heatmap is at the top, but y grows upwards: rows are reversed.
         numbers = starred(r)[::-1] if r.ratio.size <= 64 else None  # more do not fit (our choice)
@@ -135,9 +135,9 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     for ax in leading(axes, "last_row"):
         ax.set_xlabel(f"t (0: {start}, 1: {end})" if is_between else "t, along the direction")
     default_title = style.headline(results) if is_between else "Loss along a line"
-    notes_below = ["dotted: between the ends' losses; barrier: the largest rise above it" * is_between]
-    notes_below += [shared_note, style.interpolation_note(results).removeprefix("; ")]
-    return finish(figure, title or default_title, style.sentence(*notes_below), axes[:1], ncols=1)
+    lines_note = "dotted: between the ends' losses; barrier: the largest rise above it" if is_between else ""
+    text = style.sentence(lines_note, shared_note, style.interpolation_note(results).removeprefix("; "))
+    return finish(figure, title or default_title, text, axes[:1], ncols=1)
 
 
 _QUANTITIES = {"accuracy": "accuracy (%)", "f1": "F1 score", "calibration": "calibration error"}

@@ -48,11 +48,12 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
 def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     """Draw the noise scales of checkpoints on a logarithmic axis, each checkpoint in a row.
 
-    Filled points are noise scales at w_a; open points are those of the learners' mean gradient. Error bars
-    are one standard error. The vertical bar is the batch.
+    Filled points are noise scales at w_a; open points are noise scales of the learners' mean gradient. Error
+    bars are one standard error. The short vertical line is the batch of the run.
     """
     figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results), ["noise_scale"])
-    shift = 0.12 * np.isfinite([r.learner_value for r in results]).any()
+    # With learners, a checkpoint has two points: the one at w_a is a little above the other.
+    shift = 0.12 if np.isfinite([r.learner_value for r in results]).any() else 0.0
     for k, r in enumerate(results):
         color = style.color_of(r.label)
         for value, error, face_color, name, y in (
@@ -60,9 +61,9 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
             (r.learner_value, r.learner_standard_error, "white", "mean gradient of the learners", k + shift),
         ):
             if np.isfinite(value) and value > 0:
-                right = error if np.isfinite(error) else 0.0
-                left = min(right, 0.9 * value)  # on a logarithmic axis, an error bar cannot reach 0
-                points(ax, value, y, None, color, name, xerr=[[left], [right]], ms=6, mfc=face_color)
+                upper = error if np.isfinite(error) else 0.0
+                lower = min(upper, 0.9 * value)  # on a logarithmic axis, an error bar cannot reach 0
+                points(ax, value, y, None, color, name, xerr=[[lower], [upper]], ms=6, mfc=face_color)
         ax.plot(r.batch, k, marker="|", ms=18, mew=2, color="k", ls="none", label="batch of the run")
     style.log_axis(ax.xaxis)
     ax.margins(x=0.15)
@@ -82,36 +83,36 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     has tr(HS)/tr S, tr(HC)/tr C and λ_max of each result. C is the covariance and S the second moment of
     minibatch gradients. Error bars are one standard error over the draws.
     """
-    figure, (power_law, curvature) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
+    figure, (power_ax, curvature_ax) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
     for r, name, color in style.labeled(results, "result"):
         positive = (r.values > 0) & (r.covariance > 0)
-        x, y, error = r.values[positive], r.covariance[positive], r.covariance_error[positive]
-        lower_error = np.minimum(error, 0.9 * y)  # on a logarithmic axis, a bar cannot reach 0
-        points(power_law, x, y, [lower_error, error], color, name, capsize=2)
-        if np.isfinite(r.gamma):
-            line = np.exp(np.log(y).mean() + r.gamma * (np.log(x) - np.log(x).mean()))
-            power_law.plot(x, line, color=color, lw=1.2, label=f"γ = {in_words(r.gamma, r.gamma_error)}")
-    power_law.set_xlabel(f"eigenvalue $\\lambda_i${style.unit(results[0], 'values')}")
-    power_law.set(yscale="log", ylabel=f"gradient noise along $v_i${style.unit(results[0], 'covariance')}")
-    style.log_axis(power_law.xaxis)
+        values, noise, error = r.values[positive], r.covariance[positive], r.covariance_error[positive]
+        lower_error = np.minimum(error, 0.9 * noise)  # on a logarithmic axis, a bar cannot reach 0
+        points(power_ax, values, noise, [lower_error, error], color, name, capsize=2)
+        if np.isfinite(r.gamma):  # a line through the mean of the logarithms
+            line = np.exp(np.log(noise).mean() + r.gamma * (np.log(values) - np.log(values).mean()))
+            power_ax.plot(values, line, color=color, lw=1.2, label=f"γ = {in_words(r.gamma, r.gamma_error)}")
+    power_ax.set_xlabel(f"eigenvalue $\\lambda_i${style.unit(results[0], 'values')}")
+    power_ax.set(yscale="log", ylabel=f"gradient noise along $v_i${style.unit(results[0], 'covariance')}")
+    style.log_axis(power_ax.xaxis)
     positions = np.arange(len(results))
     for shift, field, label, look in (
         (-0.25, "ias", "tr(HS)/tr S", {"color": "k"}),
         (0.0, "noise_curvature", "tr(HC)/tr C", {"color": style.SKY, "marker": "s"}),
     ):
-        values = [getattr(r, field) for r in results]
+        means = [getattr(r, field) for r in results]
         errors = [getattr(r, f"{field}_error") for r in results]
-        points(curvature, positions + shift, values, errors, label=label, **look)
+        points(curvature_ax, positions + shift, means, errors, label=label, **look)
     lambda_max = [r.values[0] for r in results]
     label = "$\\lambda_{max}$"
-    curvature.plot(positions + 0.25, lambda_max, "_", color=style.AMBER, ms=18, mew=2.5, label=label)
-    categories(curvature, style.names_of(results, "result"))
-    curvature.margins(x=0.3)
-    curvature.set_ylim(min(0.0, *(r.ias for r in results)), 1.1 * max(lambda_max))
-    curvature.set_ylabel(f"curvature{style.unit(results[0], 'ias')}")
+    curvature_ax.plot(positions + 0.25, lambda_max, "_", color=style.AMBER, ms=18, mew=2.5, label=label)
+    categories(curvature_ax, style.names_of(results, "result"))
+    curvature_ax.margins(x=0.3)
+    curvature_ax.set_ylim(min(0.0, *(r.ias for r in results)), 1.1 * max(lambda_max))
+    curvature_ax.set_ylabel(f"curvature{style.unit(results[0], 'ias')}")
     text = "S: second moment, C: covariance of the gradients of minibatches; H: Hessian over "
     text += f"{style.samples_of(results)}; bars: one standard error; lines: λ to the power γ."
-    return finish(figure, title or style.headline(results), text, [power_law, curvature], ncols=3)
+    return finish(figure, title or style.headline(results), text, [power_ax, curvature_ax], ncols=3)
 
 
 @draws(CriticalBatch)
@@ -123,7 +124,7 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     """
     figure, (ax,) = panels(1, 1, 6.4, 4.0, ["rise"])
     first = results[0]
-    allowed = 100 * first.loss_tol
+    allowed_rise = 100 * first.loss_tol  # in %, as the axis
     for r, name, color in style.labeled(results, ""):
         is_finite = np.isfinite(r.rise)
         if "step" not in r.label:
@@ -134,10 +135,10 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
         ax.plot(batch, np.interp(np.log(batch), np.log(r.batch), 100 * r.rise), color=color)
         if np.isfinite(r.value):
             ax.axvline(r.value, color=color, ls="--", lw=1.2)
-    ax.axhline(allowed, color=style.DARK, lw=1.0, ls=":", label="rise that is allowed")
+    ax.axhline(allowed_rise, color=style.DARK, lw=1.0, ls=":", label="rise that is allowed")
     ax.set(xscale="log", xlabel=f"batch{style.unit(first, 'batch')}", ylabel="rise of the training loss (%)")
     # Linear up to the allowed rise: far above the critical batch, the loss is many times as large.
-    ax.set_yscale("symlog", linthresh=allowed)
+    ax.set_yscale("symlog", linthresh=allowed_rise)
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     sizes = sorted({int(batch) for r in results for batch in r.batch})
     style.ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])

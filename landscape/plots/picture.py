@@ -79,8 +79,9 @@ class Picture(Figure):
         Call this method after the figure has its legends, which are above the caption.
 
         Args:
-            text: the caption, in at most five lines of a page, and more in a narrow picture; sentences at
-                its end that have no room are left out. The text replaces an earlier caption; "" removes it.
+            text: the caption, which replaces an earlier one; "" removes it. A caption has at most five lines
+                in a picture as wide as a page, and more lines in a narrower one. Sentences at its end that
+                have no room are left out.
             options: properties of matplotlib's ``Text``.
         """
         width, height_with_caption = self.get_size_inches()
@@ -184,22 +185,22 @@ class OwnAxes:
 
         Args:
             picture: the picture, which has its panels already.
-            beside: names of panels that a user's ``ax`` leaves out.
+            beside: names of panels that are not shown where the user gives ``ax``.
 
         Raises:
             InputError: ``ax`` for a picture of several panels, an unknown name of a panel, or axes whose
                 projection is not that of the panel.
         """
         user_axes: dict[str, Any] = dict(self.requested)
-        self.picture, own_axes = picture, picture.axes_by_name
+        self.picture, picture_axes = picture, picture.axes_by_name
         if self.where == "ax":
-            main_panels = [name for name in own_axes if name not in beside]
+            main_panels = [name for name in picture_axes if name not in beside]
             if len(main_panels) > 1:
-                raise InputError(f"ax: several panels; give axes={{NAME: …}} of {', '.join(own_axes)}")
+                raise InputError(f"ax: several panels; give axes={{NAME: …}} of {', '.join(picture_axes)}")
             user_axes = {main_panels[0]: user_axes[""]}
         for name, ax in user_axes.items():
-            choose(self.where, name, own_axes)
-            projection = own_axes[name].name
+            choose(self.where, name, picture_axes)
+            projection = picture_axes[name].name
             if not isinstance(ax, Axes) or ax.name != projection:
                 why = f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
                 raise InputError(f"{self.where}: {why}, it must be axes with '{projection}'")
@@ -210,7 +211,7 @@ class OwnAxes:
                 ax.xaxis.label.set_fontsize(rcParams["axes.labelsize"])
                 ax.yaxis.label.set_fontsize(rcParams["axes.labelsize"])
         self.axes = user_axes
-        return [user_axes.get(name, ax) for name, ax in own_axes.items()]
+        return [user_axes.get(name, ax) for name, ax in picture_axes.items()]
 
     def get_figure(self) -> Figure:
         """Return the figure of the axes."""
@@ -252,12 +253,12 @@ class OwnAxes:
 _TARGET: ContextVar[OwnAxes | float | None] = ContextVar("target", default=None)
 
 
-def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
+def change_visuals(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
     """Leave out or change titles, legends, color bars and the caption of a finished drawing.
 
     Args:
-        visuals: name of ``VISUALS`` -> False: leave it out; True: keep it; or a dict of properties for
-            matplotlib's ``Artist.set``.
+        visuals: the keys are names of ``VISUALS``. A value is False to leave the part out, True to keep it,
+            or a dict of properties for matplotlib's ``Artist.set``.
 
     Raises:
         InputError: an unknown name, or a property that the artist does not have.
@@ -266,9 +267,7 @@ def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
         choose("visuals", name, VISUALS)
         if not isinstance(value, (bool, Mapping)):
             raise InputError(f"visuals: '{name}': {value!r} is not allowed, it must be a bool or a dict")
-    properties: dict[str, Any] = {
-        name: value for name, value in visuals.items() if isinstance(value, Mapping)
-    }
+    properties = {name: value for name, value in visuals.items() if isinstance(value, Mapping)}
     is_visible = {name: value is not False for name, value in visuals.items()}
     artists = figure.visual_artists(is_visible) if isinstance(figure, OwnAxes) else _visual_artists(figure)
     try:
@@ -334,7 +333,7 @@ def panels(
         width, height: size of one panel in inches.
         names: names of the panels, row by row; "" for an empty cell. Default: "panel", or "panel 0", "panel
             1" and so on.
-        beside: names of panels that a user's ``ax`` leaves out.
+        beside: names of panels that are not shown where the user gives ``ax``.
         options: passed to matplotlib's ``Figure.subplots``.
 
     Returns:
@@ -346,6 +345,7 @@ def panels(
     names = [*(names or numbered("panel", rows * columns))]
     target = _TARGET.get()
     if isinstance(target, float):  # the width of the picture
+        # Panels become lower as they become narrower, but not below LOWER times their height or LOW inches.
         width_share = target / width / columns
         height_share = min(max(width_share, LOWER), 1.0)
         height = max(height * height_share, min(height, LOW))
@@ -396,7 +396,7 @@ def wrapped_panels(
         width, height, options: those of :func:`panels`.
         names: names of the panels; a single name is numbered.
     """
-    panel_names = numbered(names, count) if isinstance(names, str) else names
+    panel_names = numbered(names, count) if isinstance(names, str) else [*names]
     width = 6.4 if count == 1 and 4.5 < width < 6.4 and "subplot_kw" not in options else width
     figure, (axes,) = _panels_in_rows([panel_names], width, [height], columns, **options)
     return figure, axes
@@ -408,8 +408,8 @@ def stacked_panels(
     """Make ``count`` panels as :func:`wrapped_panels` does, each with another one below it.
 
     Args:
-        kinds: name -> height in inches, of the panels and, if the dict has two, of the panels below them,
-            which a user's ``ax`` leaves out.
+        kinds: the keys are one or two names, of the panels and of the panels below them; the values are their
+            heights in inches. Panels below are not shown where the user gives ``ax``.
 
     Returns:
         (figure, panels, panels below them or []).
@@ -421,7 +421,7 @@ def stacked_panels(
 
 
 def _panels_in_rows(
-    kinds: Sequence[Sequence[str]], width: float, heights: Sequence[float], columns: int, **options: Any
+    kinds: Sequence[list[str]], width: float, heights: Sequence[float], columns: int, **options: Any
 ) -> tuple[Figure, list[list[Any]]]:
     """Make panels of one or two kinds, and return the figure and the axes of each kind.
 
@@ -441,12 +441,11 @@ def _panels_in_rows(
     for start in range(0, count, columns):
         for kind in kinds:
             row = kind[start : start + columns]
-            names += [*row, *[""] * (columns - len(row))]
+            names += row + [""] * (columns - len(row))
     rows = len(names) // columns
     options["gridspec_kw"] = {"height_ratios": [*heights] * (rows // len(kinds))}
     figure, axes = panels(rows, columns, width, sum(heights) / len(kinds), names, **options)
-    panel_names = [name for name in names if name]
-    by_name = dict(zip(panel_names, axes, strict=True))
+    by_name = dict(zip(filter(None, names), axes, strict=True))
     if options.get("sharex") and not isinstance(_TARGET.get(), OwnAxes):
         # If the last row is not full, matplotlib leaves out the tick labels of a column that ends above it.
         for name in kinds[-1][-columns:]:

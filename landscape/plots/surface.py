@@ -108,16 +108,16 @@ def draw_surfaces(
     level_scale = scale([r.loss for r in results], log, levels, vmax, trajectory_losses)
     if style == "surface":
         return _draw_3d(results, title, level_scale, color_map, vmax)
-    look: dict[str, Any] = {"shaded": style == "hillshade", "lowest": quantity == "loss"}
+    look: dict[str, Any] = {"as_relief": style == "hillshade", "marks_lowest": quantity == "loss"}
     return _draw_contours(results, title, level_scale, color_map, labels=labels, rings=rings, **look)
 
 
 def _draw_3d(
     results: Sequence[Surface], title: str, level_scale: LevelScale, cmap: Any, vmax: float | None
 ) -> Figure:
-    """Draw the loss as height above the plane, one panel for each surface, with the same heights and colors.
+    """Draw the loss as height above the plane, one panel for each surface.
 
-    The markers are those of the contour plot, placed on the surface.
+    The panels share the axis of the loss and the colors. The markers of :func:`marks` lie on the surface.
     """
     figure, axes = wrapped_panels(len(results), 4.8, 4.5, names="surface", subplot_kw={"projection": "3d"})
     top = level_scale.levels[-1]  # the highest loss that is drawn
@@ -185,14 +185,15 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
 
 
 def _draw_contours(
-    results: Sequence[Surface], title: str, level_scale: LevelScale, cmap: Any, *, labels: bool, shaded: bool,
-    rings: Sequence[Radius], lowest: bool,
+    results: Sequence[Surface], title: str, level_scale: LevelScale, cmap: Any, *, labels: bool,
+    as_relief: bool, rings: Sequence[Radius], marks_lowest: bool,
 ) -> Figure:  # fmt: skip
     """Draw contours, one panel for each surface, with shared levels and colors.
 
-    Below each panel is the profile of its surface. Markers show the ``lowest`` grid point, and the center or
-    the weights from which the plane was computed: checkpoints, the trajectory of a run, or the learners and
-    their mean. In all panels, a thick line is where the loss is higher than at the center by the same amount.
+    Below each panel is the profile of its surface. Markers show the center or the weights from which the
+    plane was computed (checkpoints, the trajectory of a run, or the learners and their mean), and with
+    ``marks_lowest`` the lowest grid point. In each panel, a thick line is where the loss is higher than at
+    the center by a certain amount, which is the same in all panels.
     """
     rise = geometry.shared_rise(results)  # NaN if the surfaces share none
     width = 5.2 if len(results) == 1 else 3.5
@@ -206,7 +207,7 @@ def _draw_contours(
         map_axes(ax)
         label_axes(ax, r)
         masked = np.ma.masked_invalid(r.loss)
-        if shaded:
+        if as_relief:
             _draw_relief(ax, r, norm, cmap)
         else:
             ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=norm, extend="both")
@@ -224,7 +225,7 @@ def _draw_contours(
                 labeled_from = risen_loss  # below it, a number would be read as that of a dotted line
         if labels:
             _label_lines(ax, lines, risen_loss, labeled_from)
-        shown_marks = marks(r) if lowest else marks(r)[1:]  # the first is the lowest grid point
+        shown_marks = marks(r) if marks_lowest else marks(r)[1:]  # the first is the lowest grid point
         for points, label, look in shown_marks:
             ax.plot(*points.T, label=label, **look)
         if rings:
@@ -236,16 +237,18 @@ def _draw_contours(
             text_look: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 8.5}
             ax.annotate(r.labels[0], r.markers[0], path_effects=HALO, **text_look)
         ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]), title=_panel_title(r, name))
-    loss_label = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
+    loss_name = results[0].loss_name
+    label = f"{loss_name}{style.unit(results[0], 'loss')}, {level_scale.step}"
     losses = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
-    color_bar(figure, axes, norm, cmap, f"{loss_label}, {level_scale.step}", losses)
+    color_bar(figure, axes, norm, cmap, label, losses)
     if below:
         _draw_profiles(below, results, level_scale, rise)
     # All profiles have the same legend. If the user gives ax=, the profiles are in another figure, and their
     # curves are not in this legend.
     in_legend = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]
-    text = f" Below: the {results[0].loss_name} by distance from the center, median and quartiles (band)."
-    text = settings(results, level_scale.why) + text * bool(below)
+    text = settings(results, level_scale.why)
+    if below:
+        text += f" Below: the {loss_name} by distance from the center, median and quartiles (band)."
     return finish(figure, title or finding(results), text, in_legend, ncols=3)
 
 
@@ -282,9 +285,10 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
 def _draw_profiles(
     axes: Sequence[Axes], results: Sequence[Surface], level_scale: LevelScale, rise: float
 ) -> None:
-    """Draw for each surface its profile: the median loss and its quartiles against the distance.
+    """Draw for each surface its profile: median and quartiles of the loss by distance from the center.
 
-    The medians of the other surfaces are gray lines in each panel.
+    Each panel has the medians of the other surfaces, too, as gray lines. An orange line is at the loss at the
+    center plus ``rise``, unless ``rise`` is NaN.
     """
     profiles = [geometry.profile(r) for r in results]
     levels, log = level_scale.levels, isinstance(level_scale.norm, LogNorm)
@@ -292,7 +296,7 @@ def _draw_profiles(
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in profiles]
     y_limits = levels[0], max(*highest, levels[1])
     longest_distance = max(p.distance[-1] for p in profiles)
-    for ax, r, own in zip(axes, results, profiles, strict=True):
+    for ax, r, own in zip(axes, results, profiles, strict=True):  # own: the profile of this panel's surface
         for p in profiles:
             if p is not own:
                 label = "medians of other panels"
@@ -355,8 +359,8 @@ def scale(
         InputError: no loss is finite, or an argument that these losses do not allow.
     """
     full_range = _full_range(losses, levels, vmax)
-    log, why = _is_logarithmic(*full_range, log)
-    # Without a trajectory, this is the full range.
+    log, why = _kind_of_scale(*full_range, log)
+    # This is the full range if there is no trajectory, and so no loss along one ([]).
     low, high = _range_around(np.concatenate([[], *trajectory_losses]), full_range, log)
     if (low, high) != full_range:
         why += ", around the losses of the trajectory"
@@ -410,8 +414,8 @@ def _range_around(path_losses: Array, full_range: tuple[float, float], log: bool
     return low, min(full_range[1], float(inverse(transform(low) + 3 * (path_high - path_low))))
 
 
-def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
-    """Return whether levels are at equal ratios, and the words for the caption."""
+def _kind_of_scale(low: float, high: float, log: bool | None) -> tuple[bool, str]:
+    """Return whether the levels are at equal ratios, and the kind of the scale in words for the caption."""
     if log and low <= 0:
         raise InputError(f"log: not allowed, the lowest loss is {low:.4g}; it must be > 0")
     if log is None and logarithmic(np.array([low, high])):

@@ -29,9 +29,9 @@ from landscape.results.shown import logarithmic
 def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     """Draw the largest stable learning rates against the delay, one panel for each minimum.
 
-    Each form of momentum has a line; above the line, training leaves the minimum. The star is the run. The
-    dash above or below the star is the largest learning rate that is stable under the run's own update rule,
-    where the result has one.
+    Each form of momentum has a line; above the line, training leaves the minimum. The star is the run. If the
+    result has the largest stable learning rate of the run's own update rule, a dash above or below the star
+    shows it.
     """
     figure, axes = wrapped_panels(len(results), 4.6, 3.6, names="rates", sharex=True, sharey=True)
     star: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run", "zorder": 5}
@@ -40,8 +40,9 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     for ax, r in zip(axes, results, strict=True):
         has_rates = np.isfinite(r.rates).all()
         if has_rates:
-            looks = zip(forms_with(r.momentum), r.rates, "osD", (9, 7.5, 3.5), strict=True)  # equal ones show
-            for name, rates, marker, size in looks:
+            # Markers become smaller from line to line, so that equal points are all visible.
+            lines = zip(forms_with(r.momentum), r.rates, ("o", "s", "D"), (9, 7.5, 3.5), strict=True)
+            for name, rates, marker, size in lines:
                 ax.plot(*with_gap_at_zero(r.delay, rates), marker=marker, ms=size, mfc="w", label=name)
         if np.isfinite(r.lr):
             ax.plot(r.own_delay, r.lr, **star)
@@ -99,7 +100,10 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
 
 
 def _draw_sweep(ax: Axes, r: Sweep) -> str:
-    """Draw the test error of a sweep, or else its test loss, against a key; return a title with the best."""
+    """Draw the test error of a sweep, or else its test loss, against the first key that varies.
+
+    Returns a title with the smallest value and its row of the table; "" if no value is finite.
+    """
     rows = [{key: literal(value) for key, value in row.items()} for row in r.rows]
     varying_keys = [key for key in r.keys if len({row[key] for row in rows}) > 1]
     if not varying_keys:
@@ -122,8 +126,8 @@ def _draw_sweep(ax: Axes, r: Sweep) -> str:
     colors = style.colors_of([label.replace("-", ", ") for label in row_indices_of])
     for k, (color, (label, indices)) in enumerate(zip(colors, row_indices_of.items(), strict=True)):
         x, y, has_diverged = positions[indices], mean[indices], r.diverged[indices] > 0
-        larger = min(len(colors) - 1 - k, 3)  # so that equal points are both visible
-        look |= {"elinewidth": 1.2 + larger, "ms": 5 + 2 * larger, "capsize": 3 + 2 * larger}
+        extra_size = min(len(colors) - 1 - k, 3)  # so that equal points are both visible
+        look |= {"elinewidth": 1.2 + extra_size, "ms": 5 + 2 * extra_size, "capsize": 3 + 2 * extra_size}
         points(ax, x, y, std[indices], color, label or None, **look)
         if has_diverged.any():
             ax.plot(x[has_diverged], y[has_diverged], "o", ms=look["ms"], mfc="w", mec=color, zorder=5)
@@ -136,13 +140,13 @@ def _draw_sweep(ax: Axes, r: Sweep) -> str:
     if _is_wide(mean[np.isfinite(mean)]):
         style.log_axis(ax.yaxis)
     ax.set_xlabel("learning rate" if x_key == "lr" else x_key)
-    name = "test error of $w_a$" if column == "test_error" else "test loss at $w_a$"
+    name, unit = ("test error of $w_a$", "%") if column == "test_error" else ("test loss at $w_a$", "")
     ax.set_ylabel(f"{name}{style.unit(Sweep, column)}")
     if any(row_indices_of):
         ax.legend()
     best = int(np.nan_to_num(mean, nan=np.inf).argmin())
     setting = ", ".join(_key_and_value(key, rows[best][key]) for key in varying_keys)
-    text = f"{column.replace('_', ' ')}: {mean[best]:.2g}{'%' * (column == 'test_error')}, {setting}"
+    text = f"{column.replace('_', ' ')}: {mean[best]:.2g}{unit}, {setting}"
     return f"Lowest {text}" if np.isfinite(mean[best]) else ""
 
 
@@ -189,11 +193,11 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     """Draw the panel of quantity ``q``, an index, with a row for each side, the first side at the top."""
     rows = np.arange(len(c.sides))[::-1]
     values, errors = c.value[q], np.nan_to_num(c.interval[q], posinf=0.0)
-    bar: dict[str, Any] = {"lw": 6, "alpha": 0.45} if c.kinds[q] == "bound" else {"lw": 1.6}
+    bar_look: dict[str, Any] = {"lw": 6, "alpha": 0.45} if c.kinds[q] == "bound" else {"lw": 1.6}
     for row, value, error, color in zip(rows, values, errors, colors, strict=True):
         if np.isfinite(value):
             low, high = value - error, value + error
-            ax.plot([low, high], [row, row], color=color, solid_capstyle="butt", zorder=2, **bar)
+            ax.plot([low, high], [row, row], color=color, solid_capstyle="butt", zorder=2, **bar_look)
             ax.plot([value], [row], "o", ms=6, color=color, zorder=3)
     drawn_values = [values - errors, values + errors]
     if c.grouped:  # each checkpoint of a group is an open dot below the row of its side
@@ -273,6 +277,7 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
         The figure.
     """
     graphs = [(name, t, matrix) for name, cycle in matrices.items() for t, matrix in enumerate(cycle[:STEPS])]
+    # The matrix of a whole cycle is the product of its matrices, the first step's at the right.
     mixed = {name: functools.reduce(np.matmul, cycle[::-1]) for name, cycle in matrices.items()}
     exact = " or ".join(name for name, matrix in mixed.items() if np.ptp(matrix) < 1e-9)
     with style.style():
@@ -284,7 +289,7 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
         figure.colorbar(dots, ax=axes, label="share of the weights", shrink=0.9)
         text = "Color of a dot: the share of its own weights that a learner keeps; of a line: the share that "
         text += "both ends take of each other; of an arrow: the share that its head takes."
-        titles = [f"After a cycle of {exact} all learners have the exact average"] * bool(exact)
+        titles = [f"After a cycle of {exact} all learners have the exact average"] if exact else []
         return finish(figure, style.fitting(*titles, "Who takes whose weights"), text)
 
 

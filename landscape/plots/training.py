@@ -27,14 +27,15 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
 
     Runs whose recipes differ only in the seed, or in keys that do not change the weights, are one setting.
     Thin lines are its seeds, a thick line is their median. Consensus distance, α_e, Δ and Δ(2) vary much from
-    step to step: here the thick line is the running median over 5% of the steps and all seeds, with a band
+    step to step: their thick line is the running median over 5% of the steps and all seeds, with a band
     between the quartiles. The legend names the keys in which settings differ. Dotted lines are the learning
     rates α; a dashed line marks the step at which a run diverged.
 
-    The rows above have a panel for each quantity that instruments measured during a run: ηλ_max and η times
-    batch sharpness (with the limit of its update rule in the color of each setting, or the limit 2 of plain
-    SGD), λ_max, the noise scale (dotted: the total batch), shares along the top eigenvectors, ½ tr(HC), and
-    others. Metrics of the test data of a :class:`landscape.Recorder` have panels there, too.
+    The rows above have a panel for each quantity that instruments measured during a run, such as λ_max,
+    shares along the top eigenvectors and ½ tr(HC). The panels of ηλ_max and of η times batch sharpness have
+    the limit of each setting's update rule in the setting's color or, if no limit is known, the limit 2 of
+    plain SGD. In the panel of the noise scale, a dotted line is the total batch. Metrics of the test data of
+    a :class:`landscape.Recorder` have panels there, too.
 
     Raises:
         InputError: imported weights, which have no training history.
@@ -51,10 +52,12 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     standard_columns = list(_STANDARD)
     if all(run.algorithm == RECORDED for run in runs):  # one learner, and unknown minibatches
         standard_columns = [_RECORDED.get(column, column) for column in _STANDARD]
+        # All of them if none has a value, so that the picture has a panel.
         standard_columns = [column for column in standard_columns if is_measured(column)] or standard_columns
 
     drawn_columns = measured_columns + standard_columns
-    columns = drawn_columns + [""] * (-len(drawn_columns) % 3)  # "" for an empty cell
+    # Rows of three; "" is an empty cell, of which the last row may have up to two.
+    columns = drawn_columns + [""] * (-len(drawn_columns) % 3)
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     # At this width, two panels have room side by side in the column of a paper.
     figure, axes = panels(len(columns) // 3, 3, 3.2 if in_paper() else 3.5, 2.7, columns)
