@@ -180,9 +180,10 @@ class GradientEstimator:
 
         L_j is the loss on the part of the training set that ``parts`` gives to learner j. If ``g``, the
         gradient ∇L at ``weights``, is exact, the result is exact. Otherwise each ∇L_j is estimated from
-        GROUPS = 16 independent groups of samples. All groups of all learners together have as many samples as
-        the estimate ``g``. An estimate of ∇L is the mean of the learners' estimates, each weighted by the
-        number of loss terms in the learner's part.
+        GROUPS = 16 independent groups of samples. All groups of all learners together have about as many
+        samples as the estimate ``g``, but each group has at least one sample or, with BatchNorm, one batch.
+        An estimate of ∇L is the mean of the learners' estimates, each weighted by the number of loss terms in
+        the learner's part.
         """
         n = len(parts.indices)
         if g.exact:
@@ -190,7 +191,8 @@ class GradientEstimator:
             for j, samples in enumerate(parts.indices):
                 difference = self._part_gradient(weights, samples, j).sub_(g.rows[0])
                 squares += float(_products([difference])[0, 0])
-            return {"heterogeneity": self.comm.total(squares)[0] / n, "heterogeneity_se": 0.0}
+            (total,) = self.comm.total(squares)
+            return {"heterogeneity": total / n, "heterogeneity_se": 0.0}
         sample_terms = self.problem.data.sample_terms  # None: one term for each sample
         terms = [float(len(i) if sample_terms is None else sample_terms[i].sum()) for i in parts.indices]
         # The rows of R_j are the GROUPS estimates of ∇L_j, in this process's share of the P coordinates. The
@@ -204,11 +206,10 @@ class GradientEstimator:
             weighted_rows = weighted_rows + rows * (terms[j] / sum(terms))
         # ``kernel`` is Σ_j (R_j − S)(R_j − S)ᵀ/n. Only its products of two different estimates have the
         # heterogeneity as their mean: in a product of an estimate with itself, the errors do not cancel.
-        products = _products([*mean_rows, *weighted_rows]).cpu()
+        products = _products([*mean_rows, *weighted_rows]).cpu()  # (2 GROUPS, 2 GROUPS)
         cross, weighted_products = products[:GROUPS, GROUPS:], products[GROUPS:, GROUPS:]
         kernel = self.comm.totals(mean_products - cross - cross.T + weighted_products)
-        value, error = float(pair_mean(kernel)), float(standard_error(kernel))
-        return {"heterogeneity": value, "heterogeneity_se": error}
+        return {"heterogeneity": float(pair_mean(kernel)), "heterogeneity_se": float(standard_error(kernel))}
 
     def _part_gradient(self, weights: Tensor, samples: Tensor, learner: int) -> Tensor:
         """Return ∇L_j on ``samples``, this process's share of the coordinates; valid until the next call."""
@@ -318,16 +319,17 @@ class Decomposer:
     ) -> Columns:  # fmt: skip
         """Begin to decompose a step: compute everything that does not need the new weights.
 
-        With w_a, the mean of the learners' weights, these are g = ∇L(w_a); g_S, the mean over the learners of
-        their minibatch gradients at w_a; and δ, the mean of ``gradients`` minus g_S.
+        This is g = ∇L(w_a), where w_a is the mean of the learners' weights. For the terms of Eq. 4 of
+        DPSGD-2020 it is also g_S, the mean over the learners of their minibatch gradients at w_a, and δ, the
+        mean of ``gradients`` minus g_S. For a divided training set it is also the heterogeneity.
 
         Args:
             weights: the learners' weights (n, P) at the start of the step.
             x, y: the learners' minibatches, for their gradients at w_a.
             gradients: the learners' minibatch gradients (n, P), at the points where the rule takes gradients.
             step: counted from 1.
-            split: whether to compute also the terms of Eq. 4 of DPSGD-2020. They hold only for steps of
-                −α × gradient: without momentum or weight decay, and not for LARS, LAMB or ``torch.optim``.
+            split: whether to split Δ into the terms of Eq. 4. They hold only for steps of −α × gradient:
+                without momentum or weight decay, and not for LARS, LAMB or ``torch.optim``.
             at_mean: whether the rule took all gradients at w_a, so that δ = 0.
             training: the options with which ``gradients`` were computed.
 

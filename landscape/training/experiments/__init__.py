@@ -81,12 +81,14 @@ def critical_batch(
     equally many samples, with different batches. Above the critical batch, the final training loss is more
     than 1 + ``loss_tol`` times the loss with the smallest batch. Unlike :func:`landscape.noise_scale`, this
     method needs no assumption on the Hessian. Three choices are ours: the loss is that of the mean weights
-    w_a on the whole training set, each batch has several branches, and the critical batch is interpolated.
+    w_a on the whole training set, averaged over the last quarter of a branch; each batch has several
+    branches; and the critical batch is interpolated.
 
     Args:
         run: a checkpoint of ``landscape train``. The learning rate stays constant within a branch.
         factors: the branches' batches divided by the run's batch; the smallest batch is the reference.
-        trained_samples: the number of samples of each branch; default: 40 steps of the largest batch.
+        trained_samples: the number of samples of each branch, up to rounding to whole steps; default: 40
+            steps of the largest batch.
         seeds: the number of branches for each batch; their minibatches differ.
         loss_tol: the allowed rise of the loss, relative to the loss with the smallest batch.
         scaling: how the learning rate grows with the batch: "linear", "sqrt" or "none". Default: "sqrt" for
@@ -145,7 +147,7 @@ def critical_batch(
         loss_tol=loss_tol,
         scaling=scaling,
         seed=seed,
-        **setting(trainer.train),  # the number of samples, the precision, BatchNorm and the loss
+        **setting(trainer.train),  # of the last branch, as of all: samples, precision, BatchNorm, loss
         **about,
     )
 
@@ -243,7 +245,8 @@ def preconditioner(
 
     Args:
         run: a checkpoint of ``landscape train``.
-        problem: the run's problem; LARS takes gradients of it, on minibatches of the run's size.
+        problem: the run's problem; LARS takes gradients of it, on minibatches of the run's total batch if the
+            update rule is synchronous, otherwise of one learner's batch.
         learner: the number of the learner whose state and weights are used; "mean": the mean weights w_a and
             the state averaged over the learners (our choice; with SSGD all states are equal).
         seed: the seed of the minibatches for LARS.
@@ -264,7 +267,7 @@ def preconditioner(
     path = run.path or "run"
     if not run.has_recipe:
         raise OperationError(f"{path}: no run of landscape train; give a landscape.Preconditioner in Python")
-    state_preconditioner = StatePreconditioner(recipe_of(run), problem, "precondition")
+    state_preconditioner = StatePreconditioner(recipe_of(run), problem, where="precondition")
     if run.step < 1:
         raise OperationError(f"{path}: of step 0, the optimizer has no state yet")
     check_learner(learner, run.learners)
@@ -273,10 +276,10 @@ def preconditioner(
         state = {key: rows[learner : learner + 1] for key, rows in run.optimizer.items()}
     else:
         weights = run.mean
-        state = state_preconditioner.mean_of(run.optimizer, lambda key, rows: average(rows))
-    generator = stream(seed, 0)  # all random numbers of this function are in one part, part 0
+        state = state_preconditioner.mean_of(run.optimizer, lambda _name, rows: average(rows))
     weights = weights.to(problem.weights)
-    return state_preconditioner.preconditioner_at(weights, state, run.step, run.lr, generator)
+    # One part is enough: this function draws random numbers for one purpose.
+    return state_preconditioner.preconditioner_at(weights, state, run.step, run.lr, stream(seed, part=0))
 
 
 # LARS's preconditioner depends on the gradient's norm: it is averaged over this number of minibatches (our
@@ -289,7 +292,8 @@ class StatePreconditioner:
 
     Args:
         recipe: the run's recipe.
-        problem: the run's problem; LARS takes gradients of it, on minibatches of the run's size.
+        problem: the run's problem; LARS takes gradients of it, on minibatches of the run's total batch if the
+            update rule is synchronous, otherwise of one learner's batch.
         where: the option or instrument that needs P; messages begin with this word.
 
     Raises:
@@ -419,7 +423,9 @@ def stability(
     diagonal = as_preconditioner(precondition)  # None without P
     if diagonal:
         lr, own_limit = diagonal.lr, diagonal.limit
-    largest = top_eigenvalues(problem, 1, residual_tol, seed=seed, precondition=diagonal, progress=progress)
+    largest = top_eigenvalues(
+        problem, k=1, residual_tol=residual_tol, seed=seed, precondition=diagonal, progress=progress
+    )
     return Stability(
         delay=np.asarray(delays, dtype=np.int64),
         limit=limits(delays, momentum),
@@ -441,8 +447,8 @@ def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> P
     """Return the preconditioner of the user's ``optimizer`` for ``parameters``; None before the first step.
 
     Raises:
-        InputError: for an optimizer other than torch's Adam, AdamW and RMSprop, or for parameter groups with
-            different options.
+        InputError: for an optimizer other than torch's Adam, AdamW and RMSprop, for no optimizer (None), or
+            for parameter groups with different options.
     """
     optimizer_class = type(optimizer)
     names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
@@ -472,6 +478,5 @@ def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> P
     step_counts = torch.cat(counts)[None].to(float64_device(parameters[0].device), torch.float64)
     diagonal = optimizers.torch_preconditioner(optimizer_class, options, rows, step_counts)[0]
     m, form, rate_factor = sgd_equivalent
-    limit = max_stable_step(0, m, form) / rate_factor
-    lr = learning_rate(optimizer)
-    return Preconditioner(diagonal, name=optimizer_class.__name__, lr=lr, limit=limit)
+    limit = max_stable_step(delay=0, momentum=m, form=form) / rate_factor
+    return Preconditioner(diagonal, name=optimizer_class.__name__, lr=learning_rate(optimizer), limit=limit)

@@ -324,7 +324,7 @@ def sweep(
     bases = grid(sources, settings)  # a search adds its key to each of these settings
     keys = list(settings)
     total_runs = len(share_of(range(len(bases) * len(seeds)), share))  # in this call
-    lowest_value: list[str] = []  # of a search, as KEY=VALUE
+    trial_changes: list[str] = []  # for a trial of all settings: a search's key with its lowest value
     if search:
         if share is not None:
             raise InputError("share: not allowed with search, which needs the results of all runs of a round")
@@ -335,9 +335,9 @@ def sweep(
             raise InputError(f"search: {low} to {high} is not allowed, the first must be below the second")
         keys = [key, *keys]
         total_runs *= 3 + 2 * rounds  # an upper bound
-        lowest_value = [f"{key}={low:g}"]
+        trial_changes = [f"{key}={low:g}"]
     for setting in bases:  # a wrong value raises its error here, before the folder is made
-        read_setting(setting, *lowest_value)
+        read_setting(setting, *trial_changes)
     folder = Path(folder)
     show_progress = reporter(progress)
     make_folder(folder)
@@ -383,7 +383,7 @@ def _recipes_by_label(recipes: Source | Sequence[Source]) -> dict[str, Source]:
 def find_best(
     runner: Runner, bases: Sequence[Setting], key: str, low: float, high: float, rounds: int
 ) -> dict[Setting, str]:
-    """Search in [low, high], for each of ``bases``, for the value of ``key`` with the best score.
+    """Search in [low, high], for each of ``bases``, for the value of ``key`` with the lowest score.
 
     :meth:`Runner.score` gives the score, and :func:`sweep` describes the method. With 8 rounds at most 19
     values are tried for each base. If high/low is 10⁶, the last two values differ by 2.7% from the best value
@@ -405,7 +405,8 @@ def find_best(
     best_points = dict.fromkeys(bases, 0)
     for search_round in range(rounds + 1):
         runner.run([setting_at(base, point) for base in bases for point in points[base]])
-        distance = last // 2 ** (search_round + 2)  # from the best point to the points of the next round
+        # From the best point to the points of the next round; 0 in the last round, which has no next one.
+        distance = last // 2 ** (search_round + 2)
         for base, scores in all_scores.items():
             scores |= {point: runner.score(setting_at(base, point)) for point in points[base]}
             best_point = best_points[base] = min(scores, key=lambda point: scores[point])

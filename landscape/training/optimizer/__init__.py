@@ -63,7 +63,8 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
         table: the recipe's table "optimizer" without the key "name". Its key "groups" holds a table for each
             group of parameters, with the options that differ in this group. The key of a group is a role
-            ("weight", "bias" or "norm"), or a pattern of the parameters' names.
+            ("matrix", "bias", "norm", "embedding" or "head"), a pattern of the parameters' names, or their
+            beginning up to a dot.
 
     Returns:
         Option -> value. The table of a group has its "name", its "lr_factor" and all its options; that of a
@@ -124,7 +125,7 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
             its first dimension and all others, and a vector as a matrix of one row. Then d has UVᵀ in place
             of each matrix USVᵀ of v, and the dual norm is the sum of all singular values of v.
             "block": the sum of the parameter tensors' Euclidean norms. Then the dual norm is the largest norm
-            of a tensor of v. There d is this tensor divided by its norm; in all other tensors d is 0.
+            of a tensor of v. For this tensor d is v divided by that norm; for all other tensors d is 0.
         layout: the layout of the parameter tensors in a row of ``v``.
         v: (n, P), a vector for each of n learners.
 
@@ -450,7 +451,7 @@ class TorchOptimizer(Optimizer):
         """Return u = (p − p')/``lr`` (n, P): PyTorch's optimizer steps from ``points`` p to p'."""
         state = {key: tensor.clone() for key, tensor in self.state.items()}
         has_state = bool(state[UPDATES].any())
-        if not has_state:  # PyTorch's optimizer makes its own initial state in its first step
+        if not has_state:  # a new optimizer of PyTorch's makes its own initial state in its first step
             self._optimizer = self._build(self._parameters)
         optimizer = self._optimizer
         self._copies.copy_(points)  # the parameters are views of these copies
@@ -466,12 +467,12 @@ class TorchOptimizer(Optimizer):
         for parameter, gradient, view in zip(self._parameters, self._tensors(gradients), views, strict=True):
             parameter.grad = gradient
             if has_state:
-                optimizer.state[parameter] = dict(view)
+                optimizer.state[parameter] = dict(view)  # a copy: step() may replace its tensors
         optimizer.step()
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.grad = None
             for key, tensor in view.items():
-                tensor.copy_(optimizer.state[parameter][key])  # no effect where step() changed the view
+                tensor.copy_(optimizer.state[parameter][key])  # no effect where step() wrote into the view
         state[UPDATES] += 1
         self.state = state
         if not lr:  # the weights do not move, and the quotient below is not defined

@@ -225,7 +225,7 @@ class Recorder:
             "options": {},
             "train": train.samples,
             "test": test.samples if test else 0,
-            "fingerprint": UserData(tensors, None).fingerprint,
+            "fingerprint": UserData(tensors, loss=None).fingerprint,
         }
         names = writer_names(self._scalars) if self._rank == 0 else []
         with observer.raising_on_all_ranks():
@@ -396,7 +396,7 @@ class Recorder:
             values: numbers by name. A tensor is read immediately, so the call waits for the GPU.
 
         Raises:
-            InputError: for a name that is not allowed, such as the name of a column that the recorder fills;
+            InputError: for a name that is not allowed, such as that of a column that only the recorder fills;
                 for a unit other than the column's; for a value that is not one number.
 
         Example:

@@ -76,8 +76,9 @@ class Stepper:
             in_forward: whether a forward pass begins the step, so that gradients are not computed yet.
 
         Raises:
-            InputError: if the model's parameters are not those that were wrapped; or if the rule takes
-                gradients at other points than the present weights, and no forward pass begins the step.
+            InputError: if the model's parameters are not those that were wrapped; if the model was wrapped
+                before the process group was made; or if the rule takes gradients at other points than the
+                present weights, and no forward pass begins the step.
         """
         if self.begun:
             return
@@ -89,7 +90,7 @@ class Stepper:
             step = self.steps + 1
             self.group.step = step
             self.weights.copy_(self.parameters.flat)
-            if self.rule.at_mean:  # at the end of a step, all learners' parameters are set to the mean w_a
+            if self.rule.at_mean:  # all learners have the same weights: these are their mean, too
                 self.comm.hold_mean(self.weights)
             self.rule.begin(self.weights, step)
             self._points = self.rule.gradient_points(self.weights)
