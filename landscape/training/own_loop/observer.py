@@ -66,7 +66,7 @@ class Observer:
         self._before_step: tuple[Tensor, Gradient] | None = None  # (θ, g) before the present step
         self._weights_before: Tensor | None = None  # θ (1, P) before the present step, for instruments
         uses_batchnorm = has_batchnorm(module)
-        if uses_batchnorm and isinstance(data, Dataset):
+        if uses_batchnorm and isinstance(data, Dataset):  # Problem would choose the batches' size itself
             data = _in_batches(data, batch, seed)
         with self._without_side_effects():
             self.train = Problem(module, loss, data, **problem_options)
@@ -83,7 +83,7 @@ class Observer:
             if uses_batchnorm and self.train.indexed:
                 _check_batch_for_batchnorm(batch)
             if uses_batchnorm:
-                # With data that come in batches ``batch`` is not used and may be 0, which is refused here.
+                # With data that come in batches ``batch`` is not used, and may be below the least size, 2.
                 self._objective = self.train.with_batchnorm("train", max(2, batch))
             # No samples can be drawn from data that come in batches: an instrument then takes all (0).
             default_samples = Monitor.samples if self.train.indexed else 0

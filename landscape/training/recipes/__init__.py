@@ -359,7 +359,7 @@ def paper_recipe_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | 
     if isinstance(data, dict) and isinstance(data.get("subset"), int) and data["subset"] > 0:
         samples = data["subset"]  # other values are refused later, with all keys of the recipe
     steps = max(1, round(epochs * samples / batch))
-    task_tables = _task_tables(series.task, epochs / EPOCHS[series.task])
+    task_tables = _task_tables(series.task, share=epochs / EPOCHS[series.task])
     noise = {"sigma": SIGMA[model]} if algorithm == "ssgd-noise" else {}
     return {
         "name": name,
@@ -371,7 +371,7 @@ def paper_recipe_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | 
         # Intervals for 32 evaluations and four checkpoints (our choice).
         "evaluate": {"every": math.ceil(steps / 32)},
         "checkpoint": {"every": math.ceil(steps / 4)},
-        **task_tables,
+        **task_tables,  # two of these, "model" and "schedule", are completed below
         "algorithm": ALGORITHMS[algorithm] | noise,
         "model": {"name": model, **task_tables["model"]},
         "schedule": {"unit": "epochs", "base_batch": series.base, **task_tables["schedule"]},

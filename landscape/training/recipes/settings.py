@@ -214,8 +214,8 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
     keys_of_instruments = {key for name in instruments for key in registry.instruments[name].reads}
     # Some rules move w_a along the mean gradient only in some steps; the first 99 steps include one of these.
     follows_mean = any(rule.follows_mean_direction(step) for step in range(1, 100))
-    # A condition may name keys of its table, these two numbers, and these facts. A fact counts as true unless
-    # its value is False, 0 or empty.
+    # A condition may name keys of its table, and the keys of this dict: two numbers, then facts. A fact is
+    # true unless its value is False, 0 or empty.
     facts = {
         "learners": recipe.learners,
         "steps": recipe.steps,

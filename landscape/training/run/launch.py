@@ -102,6 +102,7 @@ def launch(
         recipe = trainer.recipe
         bn_samples = recipe.evaluate.bn_samples
         has_batchnorm = bool(trainer.buffers.local)
+        # Only what the user gives is checked: a resumed run keeps its own recipe.
         if checkpoint is None and bn_samples != Evaluate.bn_samples and not has_batchnorm:
             words = "is not allowed, it changes nothing without BatchNorm in the model; leave it out"
             raise InputError(f"evaluate.bn_samples: {bn_samples} {words}")
@@ -505,7 +506,7 @@ def in_processes(
         arguments.append("--resume")
     if force:
         arguments.append("--force")
-    # If ``recipe`` names code, the user has allowed it: reading the recipe would have raised an error.
+    # If ``recipe`` names code, the user has allowed it: reading the recipe fails otherwise.
     if allow_code or (recipe and recipe.names_code):
         arguments.append("--allow-code")
     arguments += ["--quiet"] if output_flags is None else output_flags

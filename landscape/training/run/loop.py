@@ -102,8 +102,7 @@ class Trainer:
         self.weights = self.train.weights.repeat(self.comm.n_local, 1)
         self.rule.start(self.weights)
         self._gradients = torch.empty_like(self.weights)
-        optimizer_name, optimizer_options = recipe.part("optimizer")
-        self.optimizer = optimizer.make(optimizer_name, optimizer_options)
+        self.optimizer = optimizer.make(*recipe.part("optimizer"))
         self.optimizer.start(self.train.layout, self.weights)
         # ``objective`` is the loss that the steps descend. With BatchNorm it depends on the batches.
         objective = self.train
@@ -117,7 +116,8 @@ class Trainer:
             recipe, objective, self.comm, self.optimizer, self.minibatches, self.stack
         )
         self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
-        self.divergence = DivergenceTest(recipe.diverge, float(inner(self.train.weights, self.train.weights)))
+        start_norm2 = float(inner(self.train.weights, self.train.weights))
+        self.divergence = DivergenceTest(recipe.diverge, start_norm2)
         self.step = 0  # the number of completed steps
         self.diverged, self.diverged_at = "", -1  # "" and -1: the run has not diverged
         self._pending: PendingStep | None = None
@@ -239,8 +239,8 @@ class Trainer:
                 at_mean=self.rule.at_mean, training=training,
             )  # fmt: skip
         new_weights = self._new_weights(points, lr, t, exchange)
-        # The spread of the learners' weights needs w_a. It is measured if w_a costs no exchange, if w_a is
-        # computed anyway, and if the spread may exceed its bound.
+        # The spread of the learners' weights needs w_a. It is measured in three cases: w_a costs no exchange,
+        # w_a is computed anyway, or the spread may exceed its bound.
         measures_spread = self.comm.size == 1 or is_decomposed or t == recipe.steps
         measures_spread |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
         if measures_spread or self.rule.at_mean:  # at_mean: the next step takes its gradients at this mean
@@ -390,7 +390,7 @@ class Trainer:
         recipe = self.recipe
         next_step = min(self.step + 1, max(1, recipe.steps))  # after the last step, the last step itself
         shared = self.rule.shared | self.batching.state | self.monitor.state(self.step)
-        if recipe.init.checkpoint:  # a resumed run may lack this file, and needs ‖w_a‖² at the start
+        if recipe.init.checkpoint:  # a resumed run needs ‖w_a‖² of this file, which may be gone by then
             shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
         if self.parts:
             shared = shared | self.parts.state
