@@ -177,6 +177,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         values = []
         for parameter, text in zip(parameters, texts, strict=False):  # the last parameters may have defaults
             values.append(_parsed_value(parameter.name, text, hints.get(parameter.name, Any)))
+        # Axis 1: the rows must sum to 1; axis 0: so must the columns.
         cycle = [_checked_matrix(m, n, axes=(1, 0), tolerance=_ROUNDING) for m in topology(n, *values)]
         if not cycle and topology is not random_matching:  # random matching draws a matrix for each step
             raise InputError("it must return at least one matrix")

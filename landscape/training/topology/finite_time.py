@@ -117,7 +117,7 @@ def _simple_base(n: int, k: int) -> list[Array]:
         if a:
             groups.append((a, piece))
     starts = np.cumsum([0, *(a * piece for a, piece in groups)])  # the first learner of each group, then n
-    # For each group, the matrices of the steps after which its learners have the group's mean.
+    # For each group, the matrices of a hyper-hypercube's steps, after which its learners have their mean.
     cubes = [_cubes(a * piece, k) for a, piece in groups]
     steps = []
     for t in range(len(cubes[0])):  # the first group is the largest, and needs the most steps
@@ -130,7 +130,7 @@ def _simple_base(n: int, k: int) -> list[Array]:
     for t in range(round(math.log(groups[0][1], k + 1)) + 1):  # p₁ + 1 steps
         m = np.eye(n)
         if t < last:
-            # The learners of the later groups, beginning with the last group.
+            # The learners of the later groups; their order decides only who exchanges with whom.
             later = [i for j in range(last, t, -1) for i in range(starts[j], starts[j + 1])]
             a, piece = groups[t]
             _exchange(m, starts[t], a, piece, later, k)
