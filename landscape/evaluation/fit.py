@@ -90,7 +90,7 @@ class Fit:
 
     @property
     def smooth(self) -> bool:
-        """Whether the function's kernel is one that follows smooth surfaces."""
+        """Return whether the function's kernel is one that follows smooth surfaces."""
         return self._function.interpolant.order > 1.0
 
     def _usual_error(self, values: Array, function: _Function) -> float:
