@@ -253,7 +253,8 @@ class Stack:
     ) -> Tensor:  # fmt: skip
         """Compute one microbatch by ``path``: write its gradients to ``out``, return its mean losses (n,)."""
         if path == "chain":
-            # The backward pass of these losses writes the gradients to ``out``.
+            # A chain has neither BatchNorm nor dropout, so ``training`` makes no difference. The backward
+            # pass of the losses writes the gradients to ``out``.
             losses = self._chain_losses(weights, x, y, out, ready)
             differentiable(losses).sum().backward()  # type: ignore[no-untyped-call]
             return losses.detach()
@@ -315,7 +316,7 @@ class Stack:
         if has_hooks or package_of_loss != "torch":
             return False
         if training is not None and not training.buffers and [*self.problem.model.buffers()]:
-            return False  # learners on parallel streams would all write to the model's own buffers
+            return False  # all learners would write to the model's own buffers, side by side
         is_eval_mode = training is None
         if is_eval_mode not in self._replayable:
             model = _copied(self.problem.model if training is None else self.training_model)
@@ -336,7 +337,7 @@ class Stack:
                             values.append(value)
                 return values
 
-            with torch.no_grad(), self.problem.evaluating(0):
+            with torch.no_grad(), self.problem.evaluating(seed=0):
                 before, random_before = attributes(), random_state(weights.device)
                 self._loss(model, {**self.problem.layout.views(weights[0]), **buffers}, *take((x, y), 0))
                 after, random_after = attributes(), random_state(weights.device)

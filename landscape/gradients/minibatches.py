@@ -22,8 +22,8 @@ from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.data import Data
 from landscape.problem.problem import Problem
 
-# Of data given as batches, the draws whose minibatches one pass collects (our choice: few are drawn in vain,
-# and each pass serves several); fewer where their samples would take more than this many bytes.
+# If the data come in batches, one pass over the data collects the minibatches of 16 draws (our choice: a pass
+# serves several draws, and few draws remain unused), or of fewer draws if 16 would take more than PASS_BYTES.
 DRAWS_A_PASS, PASS_BYTES = 16, 2**28
 
 
@@ -66,8 +66,8 @@ class Minibatches:
     ``own_statistics`` is false.
 
     Attributes:
-        full_batches: the problem on all of the data, under the same policy; for BatchNorm with the statistics
-            of minibatches, in minibatches of that size, without a smaller last one if samples are numbered.
+        full_batches: the problem on all of the data, with the same policy. If BatchNorm takes the statistics
+            of minibatches, the data are in minibatches of ``batch`` samples (:func:`in_minibatches`).
 
     Raises:
         InputError: a batch below 1, or below 2 with BatchNorm.
@@ -95,7 +95,7 @@ class Minibatches:
         divided = norm and problem.batchnorm.name == "center"
         self._data = problem.data
         self.full_batches = in_minibatches(problem, self.batch) if divided else problem
-        # A minibatch is one chunk where its samples share statistics; otherwise a chunk is measured once.
+        # A minibatch is one chunk if its samples share statistics; else all have the first one's chunk size.
         together = norm and self.full_batches.batchnorm.name != "recalibrate"
         self._chunk: int | None = self.batch if together else None
 
@@ -163,8 +163,8 @@ def _read_samples(data: Data, indices: Tensor, samples: int) -> tuple[Any, Any]:
     return take((x, y), order.argsort())
 
 
-# Groups of draws, each of which is left out once for the standard error, which they give to 13%, 1/√(2·31);
-# fewer where their sums would take more than this many bytes, but at least 8 (our choice).
+# The draws form 32 groups. Each group is left out once, which gives the standard error to 13%, 1/√(2·31).
+# There are fewer groups, but at least 8, if the sums of 32 would take more than GROUP_BYTES (our choice).
 GROUPS, LEAST_GROUPS, GROUP_BYTES = 32, 8, 2**30
 
 
@@ -210,8 +210,9 @@ def from_round(gradients: Tensor, batch: int) -> tuple[float, float]:
     """(tr Σ, ‖g‖²), both unbiased, from the gradients (n, P) of n ≥ 2 minibatches of ``batch`` samples.
 
     McCandlish et al. 2018, appendix A.1, with the n minibatches as small batches and all together as the
-    large one. Where they are of learners at different weights, with V the variance of the learners' own mean
-    gradients (divided by n − 1), tr Σ includes ``batch`` · V, and ‖g‖² is that of their average less V/n.
+    large one. If the minibatches are those of learners at different weights, their full gradients g_j have a
+    variance V (divided by n − 1). Then ``batch`` · V is added to tr Σ, and the second value is ‖g‖² − V/n,
+    with the mean g of the g_j.
 
     Example:
         >>> from_round(torch.tensor([[3.0, 1.0], [3.0, -1.0]]), batch=5)
@@ -300,9 +301,9 @@ class JackknifeEstimator:
 class LearnersEstimator(JackknifeEstimator):
     """The noise from minibatch gradients of n ≥ 2 learners at their own weights.
 
-    The scale is that of their mean gradient: each draw is one of n · B samples, whose noise the spread of the
-    weights does not enter. ``rounds`` is what single draws show by :func:`from_round`, as a running training
-    would.
+    The noise scale is that of the mean of the learners' gradients: a draw counts as one minibatch of n · B
+    samples, and the spread of the weights adds nothing to its noise. ``rounds`` has the means of what single
+    draws show (:func:`from_round`), as a running training would measure it.
     """
 
     def __init__(self, weights: Tensor, learners: int, batch: int) -> None:
@@ -321,8 +322,8 @@ class LearnersEstimator(JackknifeEstimator):
         return dict(zip(names, itertools.chain(*pairs), strict=True))
 
 
-# Where a draw takes a product with the whole Hessian or a search: the fewest and the most draws (our choice:
-# an error from fewer than 32 is itself wrong by an eighth).
+# The fewest and the most draws if each takes a product with the whole Hessian, or a search (our choice: a
+# standard error from 32 draws is itself right to an eighth).
 MIN_COSTLY, MAX_COSTLY = 32, 256
 
 

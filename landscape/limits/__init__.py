@@ -333,8 +333,9 @@ def max_tracking_step(
 def max_d2_step(omegas: Any, momentum: BelowOne = 0.0, form: MixingForm = "ordinary") -> float:
     """The largest stable ηλ of D² on one quadratic, over the eigenvalues ``omegas`` > −1/3 of M.
 
-    A disagreement mode evolves by (z² − 2ωz + ω)(z − m) + hω (z − 1) p₁, p₁ that of ``form``; without
-    momentum none has a lower limit than the mean's plain steps, 2.
+    The mode of ω has the characteristic polynomial (z² − 2ωz + ω)(z − m) + hω (z − 1) p₁. Here p₁ is z for
+    "ordinary" momentum, and (1 + m) z − m for "nesterov". Without momentum, no such mode has a lower limit
+    than the mean of the learners, 2.
 
     Args:
         omegas: the eigenvalues of the mixing matrix other than the simple 1.
@@ -445,11 +446,11 @@ def max_random_delay_step(workers: int) -> float:
 
 
 def max_matching_step(rho: float, delay: int = 0) -> float:
-    """The largest ηλ stable in mean square if learners average in random pairs, gradients ``delay`` τ old.
+    """The largest h = ηλ stable in mean square if learners average in random pairs.
 
-    Orthogonal to the mean, x(t+1) = M_t x(t) − h x(t−τ). M_t is a projection drawn for each step, with
-    E M_t = ``rho``. The second moments of x(t), …, x(t−τ) therefore follow a linear map. The mean has the
-    limit without mixing.
+    Gradients are late by ``delay`` τ steps. Orthogonal to the mean, x(t+1) = M_t x(t) − h x(t−τ). M_t is a
+    projection drawn for each step, with E M_t = ``rho``. The second moments of x(t), …, x(t−τ) therefore
+    follow a linear map. The mean has the limit without mixing.
 
     Example:
         >>> from landscape.limits import max_matching_step
@@ -496,7 +497,7 @@ def max_matching_momentum_step(
         rho: ρ; the expectation of M, orthogonal to the mean, is ρ times the identity.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" or "atc", as in :func:`max_mixing_step`.
-        mixed: whether M also mixes the momentum: M v' then replaces v'.
+        mixed: whether M also mixes the momentum. Then v becomes M v' after the step; u is computed from v'.
 
     Raises:
         InputError: a momentum outside [0, 1), or an unknown form or order.
@@ -560,7 +561,8 @@ def max_period_step(
 
     Between averages the learners mix by a matrix with eigenvalues ``omegas`` (1: no mixing), in ``order``. An
     average sets x = 0 in all modes except the mean. ``buffers`` says what the average does with v. With
-    "keep", all modes keep their v, which must not grow over a period.
+    "keep", all modes keep their v, which must not grow over a period. With "average", only the mean keeps v,
+    and with "reset" v = 0.
     """
     m = momentum
 
@@ -591,5 +593,6 @@ def max_period_step(
                 largest = max(largest, float(abs(v_to_v)))
         return largest
 
-    # The search goes beyond 2(1 + m), the limit of steps alone: an outer step may raise this limit.
+    # The search goes beyond 2(1 + m), the limit of steps alone, and beyond 2(1 + μ)/ν, the limit if a step of
+    # "slowmo" with outer rate ν and outer momentum μ follows each plain step.
     return first_unstable(radius, 1 + 2 * (1 + m) * max(1.0, (1 + outer_momentum) / outer_lr))
