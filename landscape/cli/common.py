@@ -337,7 +337,7 @@ class AnalysisCommand:
 
     def compute(
         self, kind: str, jobs: Iterable[Checkpoint | tuple[Any, ...]], function: Callable[..., R],
-        *variant: str, describe: Callable[[R], None] = describe,
+        *, variant: Sequence[str] = (), describe: Callable[[R], None] = describe,
     ) -> None:  # fmt: skip
         """Call ``function`` for each job; print the results, and write them to one file.
 
@@ -347,7 +347,7 @@ class AnalysisCommand:
                 checkpoints.
             function: Receives the arguments of a job and, by keyword, the settings of the command, ``seed``,
                 ``progress`` and the origin of the result (:class:`.Provenance`).
-            variant: Values of options, for the name of the file.
+            variant: Values of options, which become part of the file's name, except for defaults.
             describe: Prints a result.
         """
         calls = [job if isinstance(job, tuple) else (job,) for job in jobs]
@@ -415,9 +415,9 @@ def analysis_options(
     """Return the options of an analysis command, which receives their values as one :class:`AnalysisCommand`.
 
     Args:
-        function: The analysis. Each number, text or flag with a default becomes an option
-            (:func:`.options_of`). If the function analyzes a problem, and not a run, the command also has
-            --dtype, --max-memory, --model, --data and so on.
+        function: The analysis. Its parameters become options (:func:`.options_of`): each number, text or flag
+            with a default, and those in ``own``. If the function analyzes a problem, and not a run, the
+            command also has --dtype, --max-memory, --model, --data and so on.
         split: Whether there is --split; otherwise the training set is analyzed.
         seed: Whether there is --seed.
         metrics: Whether there is --metric.
@@ -440,6 +440,7 @@ def analysis_options(
         own_settings = own.get(name, {})
         if own_settings is not None:
             settings[name] = {**OPTION_SETTINGS.get(name, {}), **own_settings}
+    # Listed with the options of the target, because AnalysisCommand has no such field: click sets the limit.
     max_memory = [options.option("max_memory")] if takes_problem else []
     return options.group(
         AnalysisCommand,
@@ -484,7 +485,7 @@ def command_of(function: Callable[..., Any]) -> click.Command:
         variant = [settings[declaration.variant]] if declaration.variant else []
         # A job is a checkpoint with one value of each list; all combinations are computed.
         jobs = [*itertools.product(analysis.open(), *lists)]
-        analysis.compute(name, jobs, compute, *variant)
+        analysis.compute(name, jobs, compute, variant=variant)
 
     sections = re.split(r"^(?:Args|Returns|Raises|Example):\n", inspect.getdoc(function) or "", flags=re.M)
     values = "".join(f" --{option} 0.1" for option in list_options)

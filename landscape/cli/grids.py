@@ -155,9 +155,9 @@ def compute_on_grid(
         with team.joined() as process_group:
             execution = Execution(process_group)
             for origin, (runs, progress) in zip(origins, with_progress(name, groups), strict=True):
-                source, problem = origin["source_sha256"], runs[0].problem()
+                source_hash, problem = origin["source_sha256"], runs[0].problem()
                 # The result in the file for the same weights, if any.
-                saved = next((old for old in file if getattr(old, "source_sha256", "") == source), None)
+                saved = next((old for old in file if getattr(old, "source_sha256", "") == source_hash), None)
                 if align and analysis.settings["bn"] == "center" and has_batchnorm(problem.model):
                     raise InputError("--align: aligned weights need new statistics; give --bn recalibrate")
                 if kind == "eigen" and isinstance(saved, Surface) and saved.kind == "eigen":
@@ -165,6 +165,7 @@ def compute_on_grid(
                     plane = saved.plane(problem.weights)
                 else:
                     plane = make_plane(plane_options, problem, runs, analysis.seed)
+                # A forecast is for one process that computes all points; points in the file need no time.
                 if compute is grids.hessian_grid and saved is None and process_group is None:
                     say_cost(compute, problem, analysis.settings)
                 options = {**analysis.settings, **origin, "progress": progress}
@@ -172,7 +173,7 @@ def compute_on_grid(
                 results.append(result)
                 analysis.say_other_data(runs[:1])
                 common.describe(result)
-                if file.resumed is not None:
+                if file.resumed is not None:  # the earlier result whose points were reused
                     count = reused_points(file.resumed, result)
                     common.print_values(f"  {count:,} of {result.exact.size:,} points were in the file")
         other_results = [old for old in file if all(old is not new for new in results)]
@@ -225,6 +226,7 @@ def hessian_grid(plane: PlaneOptions, processes: Processes, analysis: AnalysisCo
     compute_on_grid(analysis, plane, processes, "hessian", grids.hessian_grid)
 
 
+# ``None``: the parameter of ``grids.line`` is no option.
 @command(analysis=analysis_options(grids.line, metrics=True, metavar="CKPT [CKPT]", method=None, labels=None))
 def line(
     *, norm: Literal["none", "filter", "layer"] = "none", ignore: Literal["none", "bias+norm"] | None,
@@ -232,8 +234,8 @@ def line(
 ) -> None:  # fmt: skip
     """Compute loss and accuracy between two checkpoints.
 
-    The line connects w_a, the mean of the learners' weights, of the first CKPT with w_a of the second. The
-    barrier on the line is printed, too.
+    Each CKPT has a w_a, the mean of its learners' weights; the line connects the two. The barrier on the line
+    is printed, too.
 
     With one CKPT, the line goes through its w_a in a random direction: the first direction that landscape
     contour draws from the same seed.
@@ -255,11 +257,11 @@ def line(
     def compute(run: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> Line:
         problem = run.problem()
         if others:
-            return grids.line(problem, *runs, labels=titles(runs), **settings)
+            return grids.line(problem, run, *others, labels=titles([run, *others]), **settings)
         direction = planes.random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
         return grids.line(problem, direction, **settings)
 
-    analysis.compute("line", [tuple(runs)], compute, "between" if len(runs) == 2 else "random", norm)
+    analysis.compute("line", [tuple(runs)], compute, variant=["between" if count == 2 else "random", norm])
 
 
 @command(analysis=analysis_options(connection.connect, metrics=True, metavar="CKPT CKPT", split=False))
@@ -304,9 +306,10 @@ def basins(
     distances in weight space.
 
     Args:
-        rises: Measure the region where the loss is at most NATS above the loss of the point --around.
+        rises: Measure the region where the loss is at most NATS above the loss of its point (see --around).
             [default: 24 values up to the rise at which the region reaches the edge of the grid]
-        least: The smallest persistence of a basin that is listed. [default: 1% of the median rise]
+        least: The smallest persistence of a basin that is listed. [default: 1% of the median loss above the
+            lowest loss, but at least twice the error of interpolated losses]
         around: The point that the region contains. [default: center for planes around one network, else
             lowest]
 

@@ -74,13 +74,13 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
         options = {**settings, "part": list(parts) or None}
         if precondition:
             return compute_spectrum(problem, precondition=preconditioner(run, problem), **options)
-        if settings["engine"] == "landscape":
+        if settings["engine"] == "landscape":  # the forecast counts the products of this engine
             say_cost(compute_spectrum, problem, options)
         return compute_spectrum(problem, **options)
 
     matrix = analysis.settings["matrix"]
     variant = [matrix, "preconditioned"] if precondition else [matrix]
-    analysis.compute("spectrum", analysis.open(), compute, *variant)
+    analysis.compute("spectrum", analysis.open(), compute, variant=variant)
 
 
 def _print_curvature_table(by: str, analysis: AnalysisCommand, flags: Mapping[str, Any]) -> None:
@@ -102,7 +102,8 @@ def _print_curvature_table(by: str, analysis: AnalysisCommand, flags: Mapping[st
         return curvature_table(problem, **options)
 
     analysis = replace(analysis, settings=settings)
-    analysis.compute("curvature-table", analysis.open(), compute, *([by] if by in GROUPINGS[1:] else []))
+    variant = [by] if by in GROUPINGS[1:] else []
+    analysis.compute("curvature-table", analysis.open(), compute, variant=variant)
 
 
 @command(
@@ -127,8 +128,7 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
         landscape noise-scale runs/dp/step-0000100.h5 runs/dp/last.h5 --plot noise-scale.png
     """
     runs = analysis.open()
-    jobs = [(run, analysis.settings["batch"] or own_batch(run)) for run in runs]
-    check_learners(jobs, no_learners)
+    check_learners([(run, analysis.settings["batch"] or own_batch(run)) for run in runs], no_learners)
 
     def compute(run: Checkpoint, **settings: Any) -> NoiseScale:
         weights = gradient_points(run) if run.learners > 1 and not no_learners else None
@@ -136,7 +136,7 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
         return compute_noise_scale(run, weights=weights, precondition=diagonal, **settings)
 
     variant = ["preconditioned"] if precondition else []
-    analysis.compute("noise-scale", runs, compute, *variant)
+    analysis.compute("noise-scale", runs, compute, variant=variant)
 
 
 @command(
@@ -191,9 +191,9 @@ def own_batch(run: Checkpoint) -> int:
     return required_batch(run.batch or None)
 
 
-def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) -> None:
-    """Raise InputError if the learners of a run cannot share a batch evenly."""
-    for run, size in jobs:
+def check_learners(runs_and_batches: Iterable[tuple[Checkpoint, int]], no_learners: bool) -> None:
+    """Raise InputError if the learners of a run cannot share its batch evenly."""
+    for run, size in runs_and_batches:
         if not no_learners and size % run.learners:
             raise InputError(f"--batch: {size} is no multiple of {run.learners} learners; give --no-learners")
 
@@ -208,7 +208,7 @@ def gradient_points(run: Checkpoint) -> Tensor:
     return run.weights
 
 
-@command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
+@command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None))
 def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisCommand) -> None:
     """Smooth the loss over the spread of the learners.
 
@@ -231,8 +231,8 @@ def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisComm
     source, device = analysis.source, pick_device(analysis.device)
 
     def compute(run: Checkpoint, **settings: Any) -> Smoothing:
-        # The further steps need a run with built-in model and data. Others are only named by the file, and
-        # the user must have given them by --model, --data or --loss.
+        # The further steps need built-in model and data. A run with other model or data comes with --model,
+        # --data or --loss, because its file only names the user's code.
         can_train = run.has_recipe and not (source.model or source.data or source.loss)
         trajectory = None
         if steps and can_train:
@@ -410,14 +410,15 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
     """Predict the loss of averaged weights.
 
     The mean weights w_a of several CKPTs are averaged, such as checkpoints of a run, or fine-tunings of one
-    network. With one CKPT, its learners are averaged.
+    network. With one CKPT and no --base, its learners are averaged.
 
     The loss of an average is predicted, with a 90% interval, from the loss, the gradient and one
     Hessian-vector product at each of the averaged weights. The exact loss is printed beside the prediction.
     The last average is a greedy soup: weights join it if they lower its predicted loss.
 
     Args:
-        base: The CKPT from which all others were fine-tuned: averages are base + Σ λ (CKPT − base).
+        base: The CKPT from which all others were fine-tuned: averages are base + Σ a (CKPT − base), with the
+            --coefficients a.
         by_factor: Average the factors A and B of adapters (LoRA) by themselves, and not the products BA.
         exact: Evaluate only the N averages with the best predictions. [default: all]
 
@@ -430,7 +431,7 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
     check_networks(runs)
     options: dict[str, Any] = {"exact": True if exact is None else exact}
     if by_factor:
-        options["factors"] = ()  # no factors whose products are averaged
+        options["factors"] = ()  # each factor is averaged by itself
     # Opening a file of another program converts its weights; an average is made in the original dtypes.
     members = [run.path if run.algorithm == IMPORTED and run.path else run for run in runs_and_base]
     if base is not None:

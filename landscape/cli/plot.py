@@ -110,8 +110,8 @@ def plot(
     options |= {"width": width, "labels": labels or None, "title": title or None}  # None: not given
     options = {name: value for name, value in options.items() if value is not None}
     if film.animate is not None:
-        if options or style != "contour":
-            refused = [*options, "style"]  # the first was given: without other options, ``style`` was
+        refused = [*options] if style == "contour" else [*options, "style"]
+        if refused:
             raise InputError(f"--{refused[0]}: not allowed with --animate")
         animate(files, output, film, dpi)
         return
@@ -212,13 +212,13 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
         surface = contour(problem, plane, grid=film.film_grid, span=span, **about(run, "train"))
         until_now = whole_history["step"] <= run.step
         history = {name: column[until_now] for name, column in whole_history.items()}
-        sharpness, limit = _sharpness(run, problem, latest(history, "lr_lambda_max"))
-        film_frames.append(Frame(surface, run.step, sharpness, limit, latest(history, "train_loss")))
+        lr_lambda_max, limit = _lr_lambda_max(run, problem, latest(history, "lr_lambda_max"))
+        film_frames.append(Frame(surface, run.step, lr_lambda_max, limit, latest(history, "train_loss")))
         progress(len(film_frames) / len(runs))
     return film_frames
 
 
-def _sharpness(run: Checkpoint, problem: Problem, recorded: float) -> tuple[float, float]:
+def _lr_lambda_max(run: Checkpoint, problem: Problem, recorded: float) -> tuple[float, float]:
     """Return (ηλ_max, its limit): ηλ_max as the run recorded it or, if that is NaN, measured at w_a."""
     from landscape.training.experiments import operating_point  # here, as only a film needs it
 
@@ -267,7 +267,8 @@ def report(
 def _analyze(contents: reports.Contents, folder: Path, values: dict[str, Any]) -> list[Path]:
     """Compute the contours and spectra that are missing, and return their files.
 
-    A file is next to its checkpoint or, if that folder cannot be written to, next to the page.
+    A file is next to its checkpoint or, if that folder cannot be written to, next to the page. ``values`` has
+    the values of the options --model, --data, --device and so on.
     """
     context = click.get_current_context()
     new_files = []
