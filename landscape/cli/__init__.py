@@ -70,7 +70,7 @@ class Commands(click.Group):
             values = _checked_arguments(args, ctx)
             names_figures = bool(values.get("names") or values.get("every") or values.get("share"))
             if args[0] == "figures" and not names_figures and registry.figures.untouched:
-                # The list of the built-in figures is printed without the imports of the command.
+                # No plugin has added a figure, so the built-in ones are listed without the command's imports.
                 rows = commands.WORDS["figures"]["rows"]
                 command = commands.without_callback("figures")
                 command.callback = lambda **_: output.list_figures(rows)
@@ -135,7 +135,7 @@ def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
 
                 # A word that names no recipe of the paper's tables must name a file or a built-in recipe:
                 # ``file_values`` raises an error for any other word.
-                if not recipes.paper_recipe_values(word, {}):
+                if not recipes.paper_recipe_values(word, changes={}):
                     recipes.file_values(word)
             # Without plugins, ``completion`` has the names of all figures; ``choose`` refuses other names.
             if args[0] == "figures" and registry.figures.untouched:
@@ -180,7 +180,7 @@ def group(context: click.Context) -> None:
     # The modules of the command are imported by now. From here on a signal raises an exception. If a package
     # caught this exception during its import, the package would stay incomplete.
     context.with_resource(signals())
-    if context.invoked_subcommand is None:  # landscape without a command prints the help, not one line
+    if context.invoked_subcommand is None:  # then the help is printed, and no error message
         click.echo(context.get_help(), err=True)
         context.exit(2)
 
@@ -294,8 +294,8 @@ def signals() -> Iterator[None]:
     """Handle the signals SIGINT, SIGTERM and SIGHUP while the command runs.
 
     The first signal raises :class:`Stopped` in the command; the second one ends the process at once. Ignored
-    signals, such as SIGHUP under nohup, stay ignored. In a process that a launcher started, nothing changes:
-    the launcher handles the signals.
+    signals, such as SIGHUP under nohup, stay ignored. Nothing changes in a process that a launcher started,
+    because the launcher handles the signals, nor in a thread that is not the main one.
     """
     if threading.current_thread() is not threading.main_thread() or children.launcher_store():
         yield

@@ -75,7 +75,7 @@ def demo(*, output: str = "demo") -> None:
     folder = Path(output)
     common.make_folder(folder)
     with _one_thread() as threads_before:
-        runs = train(folder, at_once=threads_before)
+        runs = train(folder, at_once=threads_before)  # each run uses one thread
         surfaces = contours(runs)
         noises = noise(folder)
         with common.progress_bar("film") as bar:

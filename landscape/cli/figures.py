@@ -59,7 +59,7 @@ def figures(
         output: Folder for the pictures, their data and the pages.
         runs: Folder for runs, with weights.
         records: Folder for the records, two files for each figure, with the numbers of its runs and analyses;
-            numbers in them are not computed again. [default: records in DIR]
+            numbers in them are not computed again. [default: records in the folder of --output]
         prune: Once the record of a run is written, delete the weights that this command trained. Weights from
             which a figure of this scale is drawn are kept.
 
@@ -77,6 +77,7 @@ def figures(
         list_figures([{"name": f.name, "where": f.where, "title": f.title} for f in all_figures])
         return
     folder = Path(output)
+    # A dry run trains nothing, and so needs no processes. Without --prune, the weights of all runs are kept.
     context = Context(
         Path(runs), scale, jobs.device, jobs.data_dir, Pool() if dry_run else jobs.pool(),
         message=lambda line: common.message(f"  {line}"),

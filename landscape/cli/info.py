@@ -96,13 +96,13 @@ def _print_checkpoint(run: Any) -> None:
     if names:
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         print_values(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
-        if run.mean_buffers:
+        if run.mean_buffers:  # the statistics of w_a, the mean weights
             print_values("BatchNorm statistics of the mean: re-estimated at its weights")
     fingerprint = f", fingerprint {data['fingerprint'][:12]}…" if data["fingerprint"] else ""
     sizes = f"{data['train']:,} train, {data['test']:,} test{fingerprint}"
     if data["name"]:
         print_values(f"data: {data['name']} {data['options']}, {sizes}")
-    else:
+    else:  # imported without data, or recorded in a training loop of the user's own
         print_values(f"data: the loop's own, {sizes}" if data["train"] else "data: not known")
     if run.algorithm == history.IMPORTED:
         print_values(f"imported from:\n{run.recipe}".rstrip("\n"))
@@ -118,7 +118,7 @@ def _print_checkpoint(run: Any) -> None:
     # The state of the update rule: of each learner (``rule``), and common to all learners (``shared``).
     for name, state in {**run.rule, **run.shared}.items():
         print_values(f"state: {name} {tuple(state.shape)}")
-    has_recipe = run.algorithm != history.RECORDED
+    has_recipe = run.algorithm != history.RECORDED  # a recorded run has a few settings in place of a recipe
     if has_recipe:
         print_values(end_of_run_line(run))
     for name, count in finite_counts.items():

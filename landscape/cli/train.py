@@ -21,7 +21,7 @@ from landscape.cli import common, processes
 from landscape.cli.common import SOURCE, Source, imported
 from landscape.cli.info import end_of_run_line
 from landscape.cli.options import FOLDER, SHARED, Choice, command, names, parse_seeds
-from landscape.cli.output import current
+from landscape.cli.output import current as current_output
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import SPLITS, Count, Natural, Positive, ends_in
 from landscape.results.grids import Sweep
@@ -96,7 +96,7 @@ def train(
     uses_processes = nproc > 1 or max_restarts > 0
     # A complete run needs no processes: its end is only printed.
     if uses_processes and (force or not is_complete(changed_recipe, Path(folder))):
-        out = current()
+        out = current_output()
         flags = {"--quiet": out.quiet, "--json": out.as_json, "--verbose": out.verbose}
         options["output_flags"] = [flag for flag, is_set in flags.items() if is_set]
         end = in_processes(changed_recipe, Path(folder), nproc, max_restarts, timeout, **options)
@@ -115,7 +115,7 @@ def _train(recipe: Recipe | None, folder: str, timeout: float, options: dict[str
         group_context = processes.joined(worker_device(options["device"]), timeout)
     with group_context as group:
         rank = group.rank if group else 0
-        current().muted = rank > 0
+        current_output().muted = rank > 0
         with common.progress_bar("training") as bar:
             last_values: dict[str, float] = {}  # column of the history -> its last number, NaN left out
 
@@ -132,7 +132,7 @@ def _train(recipe: Recipe | None, folder: str, timeout: float, options: dict[str
             common.print_values(end_of_run_line(end), run=final_numbers(end), next=advice)
             common.print_files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
-    if children.launcher_store() is None:  # the launcher of --nproc checks the last checkpoint itself
+    if children.launcher_store() is None:  # with --nproc, the launcher checks for divergence at the end
         _check_divergence(end, folder, rank)
 
 
@@ -335,11 +335,11 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     Several STATEs of one model become its learners. Only weights are read, never code: a file with other
     contents is refused. With --data, loss and accuracy on each split are printed.
 
-    MODULE is in the current folder or an installed package. NAME is called with the options in brackets, if
-    any: nets:resnet(depth=20). A model must be an nn.Module. Data is a dict of splits such as {"train": …,
-    "test": …, "loss": …}, an object with these attributes, or a single split, used as training and test set.
-    A split is (x, y), one dict of tensors, or batches of these. A checkpoint names your code, but never runs
-    it. Name the code again for each analysis:
+    Name your code as MODULE:NAME, such as nets:resnet(depth=20). MODULE is in the current folder or an
+    installed package. NAME is called with the options in brackets, if any. A model must be an nn.Module. Data
+    is a dict of splits such as {"train": …, "test": …, "loss": …}, an object with these attributes, or a
+    single split, used as training and test set. A split is (x, y), one dict of tensors, or batches of these.
+    A checkpoint names your code, but never runs it. Name the code again for each analysis:
 
     \b
       landscape contour net.h5 --model nets:resnet20 --data nets:cifar
