@@ -3,8 +3,8 @@
 A coarse level is computed first. Then, in rounds, an interpolant is fitted to all exact points and checked
 at points that it has not seen, drawn in the widest holes between exact points and where the error is
 expected to be large. If the estimated error is within the tolerance, the interpolant through all points
-fills the rest. If it exceeds it, the points with the largest expected errors are computed, and the next
-round begins. The whole grid is computed where a share MAX_SHARE of it would be, or where the tolerance is
+fills the rest. Otherwise the points with the largest expected errors are computed, and the next round
+begins. The whole grid is computed where a share MAX_SHARE of it would be, or where the tolerance is
 finer than the rounding of the values. Between points with finite and with other values, all points are
 computed.
 
@@ -16,13 +16,13 @@ anywhere on a smooth surface of 51 × 51 points that cover 1% of it, 0.6% held n
 cover 0.5%, 18%, and of those that cover 1.5%, none. The next points depend on the values alone, not on
 which points were computed before the call: an interrupted computation, run again, asks for the same ones.
 
-With a part of the samples, the loss of the part is completed first, and guides that of all samples. Points
-are computed with all samples where a function through few points follows the part's values, and the
-interpolated quantity is the difference from a multiple of these. The error is measured at points that were
-not chosen, with all samples: first where it is expected to be largest, and, if it is within the tolerance
-there, at the other check points. Where the part is rough, or values are not finite, there is no guide. A
-feature that no sample of the part has, such as an island of NaN, can be missed if it lies between the fewer
-points of all samples.
+With a part of the samples, the coarsest points are computed with all samples. If their values are finite,
+the loss of the part is completed, and guides that of all samples. Points are computed with all samples where
+a function through few points follows the part's values, and the interpolated quantity is the difference from
+a multiple of these. The error is measured at points that were not chosen, with all samples: first where it is
+expected to be largest, and, if it is within the tolerance there, at the other check points. Where the part
+is rough, or values are not finite, there is no guide. A feature that no sample of the part has, such as an
+island of NaN, can be missed if it lies between the fewer points of all samples.
 """
 
 from __future__ import annotations
@@ -240,9 +240,10 @@ class _Grid:
         )
 
     def guided_indices(self, shape: Sequence[int], deciding: Sequence[str]) -> Array:
-        """The first points for all samples: a function through them follows the guide's values.
+        """Return the points to compute first: through them, a function follows the guide's values.
 
-        The scale is that of the values of all samples at the coarsest points and the guide's extremes.
+        The coarsest GUIDED_BASE × GUIDED_BASE of them and the guide's extremes are computed here: the values
+        there set the scale, linear or logarithmic, on which the function must follow the guide.
         """
         assert self.guide is not None
         guides = {name: self.guide.columns[name] for name in deciding}
@@ -250,12 +251,14 @@ class _Grid:
         first = chosen = np.union1d(coarse_indices(shape, GUIDED_BASE), extremes)
         self.compute(first)
         for name, values in guides.items():
-            # A part with losses ≤ 0 has no logarithms: it is followed on its own linear scale.
+            # A guide with values ≤ 0 has no logarithms: it is followed on its own scale, which is linear.
             scale_values = self._columns[name][first] if values.min() > 0 else values
             scale = ErrorScale.of(scale_values[np.isfinite(scale_values)], self._tolerance)
             self._followed_log[name] = scale.log
-            targets = [(scale(values), np.ones(len(values)))]  # with the weights of their errors
-            if scale.log:  # by errors of the values, which are larger in the logarithm where these are small
+            # What a function must follow, with weights that convert its errors to units of the tolerance: an
+            # error of a value is an error of the logarithm once it is divided by the value.
+            targets = [(scale(values), np.ones(len(values)))]
+            if scale.log:
                 targets.append((values, 1 / (scale.limit * values)))
             counts = GUIDED_COUNTS[self.at.shape[1]]
             choices = [
@@ -344,13 +347,14 @@ def interpolate(
         deciding: the columns whose errors must be within ``tolerance``; the errors of other columns are only
             stated.
         seed: the seed of the draw of check points.
-        part: the columns for a part of the samples. They are computed first, and guide the choice of points.
+        part: the columns for a part of the samples. If a few points of ``columns``, which are computed first,
+            are finite, these columns are completed, and guide the choice of further points.
     """
     guide, with_part = None, False
     if part is not None:
         coarse = coarse_indices(shape, GUIDED_BASE)  # these points are computed with or without a guide
         compute(coarse)
-        with_part = bool(_finite(columns, deciding)[coarse].all())
+        with_part = bool(_finite(columns, deciding)[coarse].all())  # otherwise the part is not computed
         guide = _guide_from(shape, part, tolerance, deciding, seed) if with_part else None
     whole = Evaluations(columns, done, compute)
     outcome = _refine(shape, whole, tolerance, deciding, seed, with_part, guide)
@@ -430,11 +434,13 @@ def _refine(
 ) -> Outcome | None:  # fmt: skip
     """Compute points in rounds until the others can be interpolated, and interpolate these.
 
-    The first points are those of the coarsest level, or those that a ``guide`` chooses. The result is None if
-    the caller must compute all points: if more than a share MAX_SHARE of the points is needed, or if no
-    function can be fitted. The errors of the ``deciding`` columns must be within the tolerance.
+    The first points are those of the coarsest level, or those that a ``guide`` chooses. The errors of the
+    ``deciding`` columns must be within the tolerance. The result is None if the caller must compute all
+    points: if the grid is small, if more than a share MAX_SHARE of its points is needed, if no function can
+    be fitted, or if the filled grid has another scale than the exact points although its extremes are exact.
 
-    With ``of_part``, the ``evaluations`` are of a part of the samples. The result is then also None if more
+    ``with_part`` says that a part of the samples has been computed; if it gave no guide, it is given up. With
+    ``of_part``, the ``evaluations`` are of a part of the samples. The result is then also None if more
     than a share PART_MAX_SHARE of the points is needed, if the estimated error is HOPELESS, or if a value is
     not finite (the values of all samples may be not finite at other points).
     """
@@ -447,7 +453,8 @@ def _refine(
     max_share = PART_MAX_SHARE if of_part else MAX_SHARE
     # The largest error in units of the tolerance, estimated in each round with many check points.
     estimates: list[float] = []
-    failures, probed = 0, False
+    failures = 0
+    probed = False  # whether the first of a round's checks are computed, and were within the limit
     given_up = with_part and not of_part and guide is None
     while True:
         grid.compute(next_points)
@@ -518,17 +525,19 @@ def _measure_errors(
 ) -> tuple[Outcome, Array]:  # fmt: skip
     """Draw ``count`` check points from the open points, compute them, and compare the predictions with them.
 
-    The estimate of a column's largest error is SAFETY times the largest error at the check points, or
-    LINEAR_SAFETY times without a ``margin`` and with a linear kernel. With a ``margin``, it is at least the
-    largest expected error. ``grid.expected()`` gives expected errors up to a factor. Here the factor is set,
-    to margin · (mean measured error) / (mean of ``grid.expected()``), both at the check points. Without a
-    ``margin``, only the factor remains, with MARGIN in place of the margin.
+    ``grid.expected()`` gives expected errors up to a factor. Here the factor is set: to ``margin``, or MARGIN
+    without a margin, times the mean error at the check points, divided by the mean of ``grid.expected()``
+    there.
+
+    The estimate of a column's largest error is SAFETY times the largest error at the check points, or the
+    largest expected error if that is larger. Without a ``margin``, the estimates of ``deciding`` columns
+    leave out expected errors, and SAFETY is replaced by LINEAR_SAFETY where a linear kernel fits best.
 
     Returns:
         The estimates, and the expected errors (K,) at all points, 0 at exact points; both in units of the
         tolerance.
     """
-    expected = grid.expected()  # up to the factor
+    expected = grid.expected()
     predicted = {name: fit.quantity(grid.open) for name, fit in grid.fits.items()}
     weights = [grid.fits[name].in_tolerance_units(predicted[name], expected[name]) for name in deciding]
     positions = _check_points(rng, grid, np.max(weights, axis=0), count, probing)  # in grid.open

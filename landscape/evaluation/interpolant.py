@@ -174,18 +174,19 @@ def follow(
 ) -> Array:  # fmt: skip
     """Return the indices of points through which a function of ``kernel`` follows ``values``.
 
-    The function passes through all chosen points. The next point is always the one where the function has
-    the largest weighted error. Each point adds a row to a Newton basis, so that no system of equations is
-    solved again.
+    The function passes through all chosen points. After those of ``start``, the next point is always the one
+    where the function has the largest weighted error. Each point adds a row to a Newton basis, so that no
+    system of equations is solved again.
 
     Args:
         at: points (K, d).
         values: (K,), finite.
         weights: (K,), factors of the errors.
         kernel: a name in KERNELS.
-        start: indices of points that are always chosen.
+        start: indices of points that are chosen in any case, at most ``maximum``.
         tolerance: the largest weighted error that is left; twice as large once ``usual`` points are chosen.
-        minimum, usual, maximum: numbers of points; at least ``minimum`` and at most ``maximum`` are chosen.
+        minimum, usual, maximum: numbers of points; at least ``minimum`` (fewer once all errors are 0) and at
+            most ``maximum`` are chosen.
     """
     phi, degree, _ = KERNELS[kernel]
     powers = monomials(at, degree)  # (K, M), M monomials at each point
