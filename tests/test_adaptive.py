@@ -189,8 +189,8 @@ def test_a_network_is_within_the_stated_error_with_a_part(span: float) -> None:
 
 
 def test_an_unfinished_surface_with_a_part_goes_on_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
-    monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
+    monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
     problem, saved = _many(), list[Surface]()
     wanted: dict[str, Any] = {"grid": 41, "span": 1.0, "interpolation_tol": "1%"}
     whole = _contour(problem, **wanted, execution=landscape.Execution(save=saved.append))
@@ -318,8 +318,8 @@ def test_accuracy_is_left_out_where_it_is_too_rough() -> None:
 
 
 def test_an_unfinished_surface_goes_on_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
-    monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
+    monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
     problem, saved = problems.mlp(), list[Surface]()
     wanted: dict[str, Any] = {"grid": (31, 29), "span": 2.0, "interpolation_tol": "0.3%"}
     whole = _contour(problem, **wanted, execution=landscape.Execution(save=saved.append))

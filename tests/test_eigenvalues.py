@@ -225,7 +225,7 @@ def test_a_point_s_result_does_not_depend_on_what_is_computed_with_it(
 ) -> None:
     """Bitwise: whichever are there already, and in portions of one block."""
     monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_POINTS", 4)
-    monkeypatch.setattr("landscape.evaluation.grid.PORTION_SECONDS", 0.0)
+    monkeypatch.setattr("landscape.evaluation.grid.SAVE_SECONDS", 0.0)
     plane = landscape.random_plane(single, seed=3)
     whole = landscape.hessian_grid(single, plane, grid=(3, 2), span=0.3)
     marked = np.zeros((2, 3), bool)

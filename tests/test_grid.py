@@ -32,9 +32,9 @@ from tests.test_cli import one_line
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Portions are as small as may be, of four points on the batched path."""
-    monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
-    monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
+    """Saves are as frequent as may be, on the batched path after four points."""
+    monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
     monkeypatch.setattr(evaluate, "MAX_BLOCK", 4)
 
 
@@ -140,7 +140,7 @@ def test_portions_take_ten_seconds_and_saving_a_tenth_of_the_time(monkeypatch: p
 
     points = torch.arange(2000.0, dtype=torch.float64).view(1000, 2)
     done, v = np.zeros(1000, bool), np.zeros(1000)
-    grid.compute_missing(points, done, {"v": v}, compute, grid.Dispatch(least=8, save=save))
+    grid.compute_missing(points, done, {"v": v}, compute, grid.Dispatch(min_per_process=8, save=save))
     assert calls == [8, 100, 300, 300, 292]  # 10 s; then 30 s, ten times what a save takes
     assert len(saves) == 4  # the whole result is the caller's to save
     np.testing.assert_array_equal(v, points[:, 0])
@@ -177,7 +177,7 @@ def member(group: Group, ending: str) -> tuple[Any, ...]:
             os._exit(3)
         return {"v": 2 * points[:, 0]}
 
-    grid.PORTION_SECONDS = grid.SAVE_SHARE = 0.0
+    grid.SAVE_SECONDS = grid.SAVE_RATIO = 0.0
     portions = grid.Dispatch(2, save=lambda: saved.append(int(done.sum())), group=dist.group.WORLD)
     try:
         grid.compute_missing(torch.arange(20.0).view(20, 1), done, {"v": v}, compute, portions)
@@ -272,7 +272,7 @@ def test_a_hessian_grid_is_the_same_in_portions_and_over_processes(
 ) -> None:
     wanted = ("hessian-grid", run / "last.h5", "--grid", "6x3", "-o")
     assert command(*wanted, tmp_path / "1.h5")[0] == 0
-    monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
     assert command(*wanted, tmp_path / "2.h5", "--nproc", processes)[0] == 0
     first = landscape.load(tmp_path / "1.h5")
     assert bool(first.done.all())

@@ -64,8 +64,8 @@ def test_several_results_are_found_again_in_any_order(problem: Problem, path: Pa
 def test_an_interruption_keeps_what_was_saved(
     kind: str, problem: Problem, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
-    monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
+    monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
     monkeypatch.setattr("landscape.evaluation.evaluate.MAX_BLOCK", 4)
     monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_POINTS", 2)
     analysis, plane = getattr(landscape, kind), landscape.random_plane(problem)

@@ -26,7 +26,7 @@ from landscape.curvature.eigenvalues import fast_hessian
 from landscape.curvature.hessian import exact_only
 from landscape.curvature.operators import ALONE
 from landscape.evaluation import needs
-from landscape.evaluation.evaluate import confirm, evaluator
+from landscape.evaluation.evaluate import check_one_loss, evaluator
 from landscape.evaluation.grid import setting, with_metrics
 from landscape.gradients.minibatches import Minibatches, placed, stream
 from landscape.problem.adapters import PEFT, Products, pairs_of, rounded
@@ -155,7 +155,7 @@ def connect(
     training_progress = portion(report, 0.1, 0.7)
     bend = _train_bend(minibatches, curve, (a, aligned_b), steps, lr, stream(seed, 1), training_progress)
     t = np.linspace(0, 1, points)
-    # Coordinates (points, 2) on a path, for two directions: from a to the path's end, and from a to the bend.
+    # Coordinates (points, 2) along two directions: from a to the path's end, and from a to the bend.
     on_line = np.stack((t, np.zeros_like(t)), 1)
     on_curve = np.stack(shares(curve, t), 1)
     paths = ((b, on_line), (aligned_b, on_line), (aligned_b, on_curve))
@@ -165,7 +165,7 @@ def connect(
         coordinates = torch.from_numpy(path_coordinates)
         evaluate = evaluator(path_problem, a, directions, points)
         path_values = evaluate(coordinates, portion(report, 0.7 + k / 10, 0.8 + k / 10))
-        confirm(evaluate, a, directions, coordinates, path_values["loss"].numpy())
+        check_one_loss(evaluate, a, directions, coordinates, path_values["loss"].numpy())
         values_of_paths.append(path_values)
     columns = {}
     for name in values_of_paths[0]:
@@ -258,13 +258,12 @@ def average(
     fine-tunings of a network (a soup, task vectors) or adapters. From the loss, the gradient and one Hessian
     product at each member w_j, a Gaussian process around a quadratic function predicts the losses of all
     averages w = Σ_j a_j w_j. The 90% interval of a prediction is infinite if terms of higher order are larger
-    than those of second order (``ratio`` ≥ 1). Averages of networks that were trained independently are an
-    example. A greedy soup (Wortsman et al. 2022, Recipe 1), chosen by predicted losses, is added as the last
-    average.
+    than those of second order (``ratio`` ≥ 1), for example between networks that were trained independently.
+    A greedy soup (Wortsman et al. 2022, Recipe 1), chosen by predicted losses, is added as the last average.
 
-    BatchNorm's statistics are estimated again at each member and average. Averages are evaluated in float32.
-    The field ``stored`` has the losses of averages in the form of a file: cut to ``rank``, and rounded to the
-    members' own type.
+    BatchNorm's statistics are estimated again at each member and average. Averages are evaluated in the
+    problem's precision, or in float32 if that is lower. The field ``stored`` has the losses of averages in
+    the form of a file: cut to ``rank``, and rounded to the members' own type.
 
     Args:
         problem: the loss; or a run, on its training set. If the model is sharded, each rank passes its own
@@ -323,7 +322,7 @@ def average(
     read_members = partial(_members, given_problem, problem, weights, base, labels)
     members, low_types = on_all(given_problem, read_members)
     n = len(members)
-    if is_sharded:  # so far, the ranks have compared only the types and shapes of arrays
+    if is_sharded:  # before a call, the ranks compare only the types and shapes of arrays
         coefficient_numbers: Any = coefficients
         if hasattr(coefficient_numbers, "tolist"):
             coefficient_numbers = coefficient_numbers.tolist()
@@ -359,7 +358,7 @@ def average(
         space = "factors"
     low_names = sorted({str(dtype).removeprefix("torch.") for dtype in low_types.values()})
     if not labels:
-        labels = [str(k) for k in range(n - has_base)]
+        labels = [str(k) for k in range(n - has_base)]  # the base is named below
     return WeightAverage(
         members_loss=members_loss,
         coefficients=averages,

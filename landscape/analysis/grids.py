@@ -32,7 +32,7 @@ from landscape.evaluation.evaluate import (
     Autocast,
     Evaluator,
     Method,
-    confirm,
+    check_one_loss,
     evaluator,
     scaled_to_device,
 )
@@ -161,8 +161,8 @@ def contour(
             return _write_finished(previous, into)
         plane = previous.plane(plane.center)  # may differ from the given plane by rounding
         method = previous.method if result_grid.has_same_axes else method
-    center, directions, min_points = plane.center, plane.directions, result_grid.min_points
-    evaluate = evaluator(problem, center, directions, min_points, method=method, autocast=autocast)
+    center, directions, count = plane.center, plane.directions, result_grid.min_computed_points
+    evaluate = evaluator(problem, center, directions, count, method=method, autocast=autocast)
     fields = surface_setting | _description(problem, plane, previous)
     fields |= {"method": evaluate.method, "provenance": origin}
     if previous is None:
@@ -172,12 +172,14 @@ def contour(
     def current_surface() -> Surface:
         return Surface(span=span, autocast_error=autocast_error, **result_grid.fields(), **fields, **about)
 
-    dispatch = _dispatch(execution, save, current_surface, progress=reporter(progress), least=evaluate.block)
+    division = {"progress": reporter(progress), "min_per_process": evaluate.block}
+    dispatch = _dispatch(execution, save, current_surface, **division)
+    # On a part of the samples, whose losses guide the choice of points; or None.
     evaluate_part = _part_evaluator(problem, result_grid, center, directions, evaluate)
     other_columns = [name for name in result_grid.columns if name != "loss"]
     fields |= result_grid.complete(evaluate, dispatch, ("loss",), other_columns, plane.seed, evaluate_part)
     if autocast is None:
-        confirm(evaluate, center, directions, result_grid.points, result_grid.exact("loss"))
+        check_one_loss(evaluate, center, directions, result_grid.points, result_grid.exact("loss"))
     else:
         autocast_error = _autocast_error(problem, plane, result_grid)
     return _write_finished(current_surface(), into)
@@ -187,7 +189,7 @@ def _part_evaluator(
     problem: Problem, result_grid: Grid, center: Tensor, directions: Tensor, evaluate: Evaluator
 ) -> Evaluator | None:
     """Return the evaluator of a part of the samples by the same method, or None where it saves no time."""
-    count = result_grid.min_points
+    count = result_grid.min_computed_points
     interpolates = result_grid.tolerance is not None and 2 * count <= result_grid.done.size
     part = part_of(problem) if interpolates else None
     if part is None:
@@ -404,18 +406,19 @@ def line(
         norm = float(ranks_of(problem).norm(direction))
         if not 0 < norm < math.inf:
             raise InputError(f"direction: its norm {norm:g} is not allowed, it must be finite and > 0")
-        network_names = labels
+        network_names = labels  # a direction has no networks
     given_problem = problem
     problem = problem.with_batchnorm(_batchnorm_policy(problem, bn, networks, len(networks)), bn_samples)
     result_grid = Grid(problem, (t,), interpolation_tol)
     # A line is computed as a plane whose second direction is zero.
     directions = torch.stack((direction, torch.zeros_like(direction)))
-    evaluate = evaluator(problem, start, directions, result_grid.min_points, method=method)
+    evaluate = evaluator(problem, start, directions, result_grid.min_computed_points, method=method)
+    # On a part of the samples, whose losses guide the choice of points; or None.
     evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)
     dispatch = Dispatch(progress=reporter(progress))
     other_columns = [name for name in result_grid.columns if name != "loss"]
     errors = result_grid.complete(evaluate, dispatch, ("loss",), other_columns, part=evaluate_part)
-    confirm(evaluate, start, directions, result_grid.points, result_grid.exact("loss"))
+    check_one_loss(evaluate, start, directions, result_grid.points, result_grid.exact("loss"))
     return Line(
         t=t,
         **result_grid.values(),
@@ -521,13 +524,14 @@ def hessian_grid(
     execution = execution or Execution()
     previous, save = _resume(HessianGrid, result_grid, fields | _source(about), origin, into, execution)
     if previous is not None:
-        # A point that did not converge may converge with another max_products, so that it is not usable.
+        # A point that did not converge is computed again if max_products has changed: it may converge now.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
         if result_grid.take(previous, usable):  # nothing is left to compute
             return _write_finished(previous, into)
     fields |= {"max_products": max_products, "provenance": origin}
     if problem.metrics:
-        _, _, *metrics = problem.totals(plane.center.to(problem.weights)).cpu().numpy() / problem.samples
+        totals = problem.totals(plane.center.to(problem.weights)).cpu().numpy()
+        _loss, _accuracy, *metrics = totals / problem.samples
         fields |= {"metric_names": names_of(problem), "metrics": np.array(metrics)}
 
     def current_grid() -> HessianGrid:
@@ -577,10 +581,10 @@ def _eigenvalue_evaluator(
 
         for first in range(0, len(points), block):
             block_points = points[first : first + block].to(plane.directions)
-            thetas = plane.center + block_points @ plane.directions
-            report = portion(advance, first / len(points), (first + len(thetas)) / len(points))
+            weights = plane.center + block_points @ plane.directions
+            report = portion(advance, first / len(points), (first + len(weights)) / len(points))
             reporting_target = dataclasses.replace(target, progress=report)
-            searches += eigenpairs(problem, thetas, start, reporting_target, options, search=search)
+            searches += eigenpairs(problem, weights, start, reporting_target, options, search=search)
         columns = ends_of(searches)  # λ_min, λ_max and their residuals
         for name in ("products", "converged"):
             columns[name] = np.array([getattr(point_search, name) for point_search in searches])

@@ -79,7 +79,7 @@ def block_size(
     widest = max(width for width, _ in weight_shapes)
     later_weights = problem.layout.size - first_width * inputs
     number_bytes = problem.weights.itemsize
-    # Metrics need one copy of the outputs in another order, and up to two in float64, as large as four.
+    # Metrics add five: the outputs in another order, and up to two copies in float64, each as large as two.
     copies = ACTIVATION_COPIES + (5 if problem.metrics else 0)
     # The center and the two directions in one tensor, and the weights of later layers at one point.
     fixed_bytes = 3 * problem.weights.nbytes + copies * later_weights * number_bytes
@@ -277,7 +277,7 @@ class PlaneLoss:
         if self.problem.check == "off":
             return True
         small_loss = replace(self, problem=few_of(self.problem))
-        # The 1e-3 is for a center of zeros (our choice).
+        # 1e-3 stands for the norm of a center of zeros (our choice).
         distance = DISPLACEMENT * max(float(vector_norm(self.center)), 1e-3)
         norms = vector_norm(self.directions).tolist()
         a, b = [distance / norm if norm > 0 else 0.0 for norm in norms]
@@ -381,8 +381,8 @@ def evaluator(
         autocast: None: the model's dtype; "tf32": float32 with TensorFloat-32 products, on CUDA;
             "bfloat16": weights and inputs in bfloat16, outputs and losses in float32, by the folded method.
         max_memory: the most bytes that the process (on CUDA: PyTorch, on the device) may use; default: the
-            limit of the current call. It bounds chunks of data and blocks of points, not the caller's
-            batches.
+            limit of the current call. It bounds chunks of data and blocks of points; data that is given in
+            batches keeps them.
 
     Raises:
         InputError: a method or an ``autocast`` that does not work with the model, or a max_memory that is
@@ -412,7 +412,7 @@ def evaluator(
         evaluate = _batched_evaluator(loss, layers, count, method, autocast, budget)
         if evaluate:
             return evaluate
-        method = "pointwise"
+        method = "pointwise"  # such a chain has no convolutions to fold
     return _pointwise_evaluator(loss, method, autocast, dtype, budget)
 
 
@@ -460,8 +460,8 @@ def _pointwise_evaluator(
         raise InputError(f"{option} needs {words}; leave it out")
     weight_bytes = theta_bytes + (folded_bytes if folded else 0)
     # With a narrower dtype, activations are smaller, and a chunk can have more samples.
-    ratio = max(1, problem.dtype.itemsize // dtype.itemsize)
-    chunked = _in_chunks(problem, budget, weight_bytes, ratio)
+    chunk_factor = max(1, problem.dtype.itemsize // dtype.itemsize)
+    chunked = _in_chunks(problem, budget, weight_bytes, chunk_factor)
     chunked_loss = replace(loss, problem=chunked)
     if folded is None:
         return Evaluator("pointwise", 1, problem.samples, autocast, chunked_loss.pointwise, chunked)
@@ -469,7 +469,9 @@ def _pointwise_evaluator(
     return Evaluator("folded", 1, problem.samples, autocast, totals, chunked)
 
 
-def confirm(evaluate: Evaluator, center: Tensor, directions: Tensor, points: Tensor, losses: Array) -> None:
+def check_one_loss(
+    evaluate: Evaluator, center: Tensor, directions: Tensor, points: Tensor, losses: Array
+) -> None:
     """Raise InputError unless :meth:`Problem.loss` at one point equals the loss computed by ``evaluate``.
 
     The point is the one nearest to the center among those with a finite loss. The comparison takes one pass
@@ -490,9 +492,8 @@ def confirm(evaluate: Evaluator, center: Tensor, directions: Tensor, points: Ten
     theta = PlaneLoss(problem, center, directions).move(a, b, torch.empty_like(center))
     loss, own_loss = float(losses[nearest]), problem.loss(theta)
     eps = torch.finfo(problem.dtype).eps
-    allowed = (
-        math.sqrt(eps) * abs(own_loss) + 100 * eps
-    )  # half of the digits, or 100 roundings of 1 (our choice)
+    # Half of the digits, or 100 roundings of 1 (our choice).
+    allowed = math.sqrt(eps) * abs(own_loss) + 100 * eps
     if abs(loss - own_loss) <= allowed:
         return
     second_loss = problem.loss(theta)  # differs from the first if the model or the loss is random
@@ -521,18 +522,18 @@ def _arithmetic(autocast: str | None) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _in_chunks(problem: Problem, budget: MemoryBudget, weight_bytes: int, ratio: int) -> Problem:
+def _in_chunks(problem: Problem, budget: MemoryBudget, weight_bytes: int, chunk_factor: int) -> Problem:
     """Return ``problem`` with its data in chunks whose activations fit into the memory.
 
     ``weight_bytes`` are those that weights need beside the activations. Without a limit of memory, chunks
-    have ``ratio`` times the usual number of samples.
+    have ``chunk_factor`` times the usual number of samples.
     """
     data = problem.data
     if data.resident is None or on_ranks(problem):
         budget.require(weight_bytes)
         return problem
     if budget.limit is None:
-        return problem.on(data.in_chunks(problem.chunk * ratio))
+        return problem.on(data.in_chunks(problem.chunk * chunk_factor))
     sample_bytes = ACTIVATION_COPIES * problem.sample_bytes
     # Statistics need batches of their size, and random numbers are drawn for each chunk.
     minimum = problem.chunk if problem.batchnorm.samples or not problem.separable else 1

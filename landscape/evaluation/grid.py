@@ -114,10 +114,9 @@ def changed(old: Sequence[str], new: Sequence[str], dtype: torch.dtype) -> str:
     return ""
 
 
-# A portion takes about this time, and at least SAVE_SHARE times that of its saving (our choice: a killed
-# process loses little, and files take no more than a tenth of the time).
-PORTION_SECONDS = 10.0
-SAVE_SHARE = 10.0
+# The computation between two saves takes about SAVE_SECONDS, and at least SAVE_RATIO times as long as a save
+# (our choice: a killed process loses little, and files take no more than a tenth of the time).
+SAVE_SECONDS, SAVE_RATIO = 10.0, 10.0
 COINCIDE = 1e-9  # coordinates nearer than this share of the largest are equal: linspace rounds to 1e-16
 
 RESUMABLE = "the points that were saved are kept, and the same call continues from there"
@@ -220,16 +219,17 @@ class Dispatch:
     """The division of the missing points into calls and among processes, and how they are saved.
 
     Attributes:
-        least: the number of points that a process needs in a call for it to be fast.
+        min_per_process: the number of points that a process needs in a call for it to be fast.
         block: the number of points that are always evaluated in one call, counted from the first, even if
             some of them are done: the values then depend neither on the clock nor on earlier results.
-        save: called, in one process, after each portion but the last. Without it, one call has all points.
-        group: processes that all make the call; each evaluates an equal part of each portion, and all have
-            all values in the end. The points that the group's first process has count as done.
+        save: called, in one process, whenever SAVE_SECONDS have passed, but not at the end. Without it, one
+            call has all points.
+        group: processes that all make the call. Each evaluates an equal part of the points between two saves,
+            and all have all values in the end. The points that the group's first process has count as done.
         progress: called with the share of the work done.
     """
 
-    least: int = 1
+    min_per_process: int = 1
     block: int = 1
     save: Callable[[], None] | None = None
     group: dist.ProcessGroup | None = None
@@ -269,13 +269,13 @@ def compute_missing(
             column[indices] = first_values[name]
     # The numbers of the blocks that have missing points.
     missing_blocks = np.unique(np.flatnonzero(~done[indices]) // block)
-    min_blocks, all_blocks = math.ceil(dispatch.least / block), math.ceil(len(indices) / block)
+    min_blocks, all_blocks = math.ceil(dispatch.min_per_process / block), math.ceil(len(indices) / block)
     # The number of blocks that all processes together compute before the next save.
-    portion_size = len(missing_blocks) if save is None else min_blocks * processes
+    block_count = len(missing_blocks) if save is None else min_blocks * processes
     save_seconds = 0.0
     while len(missing_blocks):
         finished_before = 1 - len(missing_blocks) / all_blocks
-        blocks, missing_blocks = missing_blocks[:portion_size], missing_blocks[portion_size:]
+        blocks, missing_blocks = missing_blocks[:block_count], missing_blocks[block_count:]
         report = portion(dispatch.progress, finished_before, 1 - len(missing_blocks) / all_blocks)
         # For each process, the indices of its points.
         process_indices = [_points_of(share, block, indices) for share in np.array_split(blocks, processes)]
@@ -295,15 +295,15 @@ def compute_missing(
         if failure:
             raise failure
         if failed_ranks:
-            first = failed_ranks[0]
-            raise OperationError(f"rank {first} failed ({all_facts[first]['reason']}); {RESUMABLE}")
-        # All processes have all times, and so choose the same size of the next portion.
+            failed = failed_ranks[0]
+            raise OperationError(f"rank {failed} failed ({all_facts[failed]['reason']}); {RESUMABLE}")
+        # All processes have all times, and so choose the same number of blocks.
         slowest = max(part_facts["seconds"] for part_facts in all_facts)
         seconds_per_block = slowest / math.ceil(len(blocks) / processes)
         # Only the first process saves.
-        portion_seconds = max(PORTION_SECONDS, SAVE_SHARE * all_facts[0]["save_seconds"])
-        next_blocks = int(min(portion_seconds / max(seconds_per_block, 1e-9), all_blocks))
-        portion_size = processes * max(min_blocks, next_blocks)
+        seconds_to_save = max(SAVE_SECONDS, SAVE_RATIO * all_facts[0]["save_seconds"])
+        blocks_per_process = int(min(seconds_to_save / max(seconds_per_block, 1e-9), all_blocks))
+        block_count = processes * max(min_blocks, blocks_per_process)
         report(1.0)
 
 
@@ -367,9 +367,9 @@ def _part(message: bytes) -> _Part:
 # Between exact points a column may miss its tolerance by this factor (our choice: the accuracy of 10,000
 # samples, which is no smooth function, is off by about two tolerances).
 ROUGH = 5.0
-# Where the amount of work is not known, each part of it takes this share of the rest of the bar (our choice:
-# the first part is the coarsest level, which is often most of the work).
-PORTION = 0.75
+# Where the number of calls is not known, each has this share of the rest of the progress bar (our choice: the
+# first call computes the coarsest level, which is often most of the work).
+SHARE_OF_REST = 0.75
 
 
 def meets(previous: Interpolated, tolerance: Tolerance | None) -> bool:
@@ -439,7 +439,7 @@ class Grid:
         self.done, self.has_same_axes = np.zeros(shape, bool), False
 
     @property
-    def min_points(self) -> int:
+    def min_computed_points(self) -> int:
         """Return the smallest number of points to compute."""
         return self.done.size if self.tolerance is None else first_points(self.done.shape)
 
@@ -484,7 +484,8 @@ class Grid:
             optional: further columns. If the error of one is above ROUGH tolerances, it gets NaN in place of
                 interpolated values.
             seed: the seed of the points at which the error is measured.
-            part: an evaluator on a part of the samples, which is called first; None: there is none.
+            part: an evaluator on a part of the samples, whose values guide which points are computed; None:
+                there is none.
 
         Returns:
             The fields of :class:`landscape.results.grids.Interpolated` that describe the interpolation;
@@ -494,6 +495,7 @@ class Grid:
         done = self.done.reshape(-1)
         flat_columns = {name: column.reshape(-1) for name, column in self.columns.items()}
         if self.tolerance is None:
+            # For an early picture of the whole grid. Blocks are made of neighboring points instead.
             indices = coarse_first(self.done.shape) if dispatch.block == 1 else None
             compute_missing(self.points, done, flat_columns, evaluate, dispatch, indices)
             return {}
@@ -505,13 +507,13 @@ class Grid:
         def compute(indices: Array, of_part: bool = False) -> None:
             nonlocal finished
             # The number of calls is not known. Each call advances the bar by a share of its rest.
-            finished_after = finished + (1 - finished) * PORTION
-            division = replace(dispatch, progress=portion(dispatch.progress, finished, finished_after))
+            finished_after = finished + (1 - finished) * SHARE_OF_REST
+            call = replace(dispatch, progress=portion(dispatch.progress, finished, finished_after))
             if of_part and part is not None:
-                division = replace(division, least=part.block, save=None)
-                compute_missing(self.points, part_done, part_values, part, division, indices)
+                call = replace(call, min_per_process=part.block, save=None)
+                compute_missing(self.points, part_done, part_values, part, call, indices)
             else:
-                compute_missing(self.points, done, flat_columns, evaluate, division, indices)
+                compute_missing(self.points, done, flat_columns, evaluate, call, indices)
             finished = finished_after
 
         part_evaluations = None
