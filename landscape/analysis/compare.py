@@ -58,7 +58,8 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
 
     Args:
         entries: the runs.
-        loss_tol: the largest difference from the common loss, as a share of it.
+        loss_tol: how far the loss of a chosen checkpoint may be from the common loss, as a share of the
+            common loss.
 
     Returns:
         The new entries, and the common loss in nats.
@@ -83,8 +84,8 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
         nearest, nearest_loss = _nearest_checkpoint(run, loss, common_loss)
         if abs(nearest_loss - common_loss) > loss_tol * abs(common_loss):
             cause = f"no checkpoint of its run has a training loss within {loss_tol:.0%} of {common_loss:.4g}"
-            nearest_step = f"the nearest is step {nearest.step:,} with {nearest_loss:.4g}"
-            raise OperationError(f"{run.path}: {cause}; {nearest_step}; raise loss_tol")
+            remedy = f"the nearest is step {nearest.step:,} with {nearest_loss:.4g}; raise loss_tol"
+            raise OperationError(f"{run.path}: {cause}; {remedy}")
         nearest_entries.append(replace(entry, subject=nearest, label=nearest.label))
     return nearest_entries, common_loss
 
@@ -147,7 +148,7 @@ def difference_fields(
     corrected_p = holm(p)
     magnitudes = np.array([[abs(side.value) for side in row.sides] for row in rows])  # (Q, S)
     larger_magnitudes = np.maximum(magnitudes[:, pairs[:, 0]], magnitudes[:, pairs[:, 1]])  # (Q, K)
-    has_test = np.array([row.kind == SE for row in rows])[:, None]
+    has_test = np.array([row.kind == SE for row in rows])[:, None]  # tests need standard errors
     exceeds_error = np.where(has_test, corrected_p <= significance, np.abs(values) > errors)  # False for NaN
     return {
         "tests": tuple(tests),
@@ -281,13 +282,14 @@ def compare(
 ) -> Comparison:
     """Measure several minima by every instrument, and test which differences are larger than their errors.
 
-    Single items are measured with the same minibatches, random vectors and planes. Their draws are therefore
-    compared in pairs, by Student's t test or, over test samples, by McNemar's test. "disagreement" and
-    "spread-cost", whose draws are learners, are compared by Welch's t test. Eigenvalues are compared by
-    bounds: with a probability of 99%, the outermost eigenvalue lies within its bound.
+    If no item is a group, all are measured with the same minibatches, random vectors and planes. Their draws
+    are therefore compared in pairs: by Student's t test or, for right and wrong answers on test samples, by
+    McNemar's test. "disagreement" and "spread-cost", whose draws are learners, are compared by Welch's t
+    test. Eigenvalues are compared by bounds: with a probability of 99%, the outermost eigenvalue lies within
+    its bound.
 
-    In groups, such as the seeds of two recipes, each item has its own draws, the error is the standard error
-    over the group, and Welch's t test compares the means. Holm's correction is applied to all tests.
+    With groups, such as the seeds of two recipes, each member has its own draws, the error is the standard
+    error over the group, and Welch's t test compares the means. Holm's correction is applied to all tests.
 
     Args:
         problems: two or more problems, runs, or names of runs' files or folders, as a list, or as a dict from
@@ -360,7 +362,7 @@ def compare(
             entry_seed = int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
         column_progress = portion(progress, index / len(entries), (index + 1) / len(entries))
         subject = Subject(entry.subject, entry_seed, first_subject)
-        if first_subject is None:  # its metrics become quantities that are measured at all
+        if first_subject is None:  # its metrics become quantities, measured at all entries
             first_subject = subject
             requested += [metric_quantity(name) for name in names_of(subject.problem)]
         columns.append(_measure(subject, requested, settings, column_progress))

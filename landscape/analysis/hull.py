@@ -164,20 +164,20 @@ def _covariance(a: _Block, b: _Block, length: float) -> Array:
     sets. Each term is a product with one factor for each set: minus the derivative of s along the directions
     in the set. Only sets of one or two directions count, because third derivatives of s are zero.
     """
-    x, y = a.points / length, b.points / length
+    x, y = a.points / length, b.points / length  # in units of ℓ, in which s = ‖x − y‖²/2
     twice_s = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
     us, vs = [u / length for u in a.directions], [v / length for v in b.directions]
-    # First derivatives of s along each direction, first the ``count`` directions of a, then those of b.
+    # First derivatives of s: along the directions of a, in x, and then along those of b, in y.
     slopes = [(u * x).sum(1)[:, None] - u @ y.T for u in us] + [(v * y).sum(1) - x @ v.T for v in vs]
-    count = len(us)
+    count_a = len(us)
 
     def second_derivative(i: int, j: int) -> Any:
         """Return the derivative of s along directions i < j."""
-        if j < count:
+        if j < count_a:
             return (us[i] * us[j]).sum(1)[:, None]
-        if i >= count:
-            return (vs[i - count] * vs[j - count]).sum(1)
-        return -us[i] @ vs[j - count].T
+        if i >= count_a:
+            return (vs[i - count_a] * vs[j - count_a]).sum(1)
+        return -us[i] @ vs[j - count_a].T
 
     def sum_over_partitions(indices: list[int]) -> Any:
         if not indices:

@@ -204,8 +204,8 @@ def learning_coefficient(
         L(w*)) before the heating is subtracted; R̂ (``r_hat``); and the effective sample size ``ess``.
 
     Raises:
-        InputError: a number that is not allowed, batches that have another number of samples in each pass, or
-            a penalty.
+        InputError: a number that is not allowed, data whose number of samples differs from pass to pass, or a
+            penalty.
         OperationError: ArviZ is missing, or the chains give no estimate; the message says what to change.
 
     Example:
@@ -228,12 +228,6 @@ def learning_coefficient(
     problem = in_minibatches(problem, batch)
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
     finite_gradient(*problem.loss_and_gradient())  # refuses a loss or gradient that is not finite
-    lambda_max = math.nan
-    first_step_size = step_size
-    if first_step_size is None:
-        lambda_max = float(top_eigenvalues(problem, seed=seed).values[0])
-        first_step_size = FIRST_STEP / (nbeta * max(lambda_max, 0.0) + localization)
-
     report = reporter(progress)
 
     def extend(chain_stack: Langevin, steps: int) -> None:
@@ -251,9 +245,12 @@ def learning_coefficient(
         extend(chain_stack, LEAST)
         return chain_stack
 
-    if step_size:
-        chain_stack = start_chains(first_step_size)
+    lambda_max = math.nan
+    if step_size is not None:
+        chain_stack = start_chains(step_size)
     else:
+        lambda_max = float(top_eigenvalues(problem, seed=seed).values[0])
+        first_step_size = FIRST_STEP / (nbeta * max(lambda_max, 0.0) + localization)
         chain_stack = _start_with_little_heating(start_chains, first_step_size)
     summary = _summary(chain_stack, arviz, relative_error, max_rhat)
     while not summary.suffices and not summary.hopeless and 2 * chain_stack.steps <= max_steps:

@@ -130,8 +130,9 @@ def noise(
         rows.append(delta_terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
         report((draw + 1) / draws)
     columns = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy().T  # (terms, draws)
-    gradients = torch.stack([finite_gradient(*problem.loss_and_gradient(w)) for w in weights])
-    full_delta = gradients.to(gradient.device).mean(0, dtype=torch.float64) - gradient
+    gradients_at_learners = torch.stack([finite_gradient(*problem.loss_and_gradient(w)) for w in weights])
+    # δ with gradients of all data.
+    full_delta = gradients_at_learners.to(gradient.device).mean(0, dtype=torch.float64) - gradient
     operator = HessianOperator(problem, mean, derivatives="exact")
     eq4 = sum(float(double(operator(deviation)).square().sum()) for deviation in deviations) / n**2
     return Noise(
@@ -296,6 +297,7 @@ def noise_scale(
         )
         noises.append(local_noise)
         learner_fields = {f"learner_{name}": value for name, value in vars(local_noise).items()}
+        # ``rounds``: tr Σ and ‖g‖² from each draw alone.
         learner_fields |= local_estimator.rounds() | {"learners": learners, "local_batch": local_batch}
         learner_fields["learner_draws"] = local_estimator.draws
     return NoiseScale(
@@ -427,20 +429,20 @@ def noise_alignment(
         ias, ias_error = statistics.ratio(gradient_curvature, gradient_norm2)
         if precision.enough(len(rows), ias, ias_error, second_half):
             break
-    curvature, curvature_error = statistics.ratio(noise_curvature, noise_norm2)
-    squares = rows[:, 4:]  # (draws, k)
-    gamma, gamma_error, scatter = exponent(pairs.values, squares)
+    noise_ratio, noise_ratio_error = statistics.ratio(noise_curvature, noise_norm2)  # tr(HC)/tr C
+    squared_deviations = rows[:, 4:]  # (draws, k), along each eigenvector
+    gamma, gamma_error, scatter = exponent(pairs.values, squared_deviations)
     return NoiseAlignment(
         values=pairs.values,
         residuals=pairs.residuals,
         converged=pairs.converged,
-        covariance=squares.mean(0),
-        covariance_error=np.array([statistics.standard_error(column) for column in squares.T]),
+        covariance=squared_deviations.mean(0),
+        covariance_error=np.array([statistics.standard_error(column) for column in squared_deviations.T]),
         ias=ias,
         ias_error=ias_error,
         estimates=statistics.ratio_estimates(gradient_curvature, gradient_norm2),
-        noise_curvature=curvature,
-        noise_curvature_error=curvature_error,
+        noise_curvature=noise_ratio,
+        noise_curvature_error=noise_ratio_error,
         trace_s=float(gradient_norm2.mean()),
         trace_c=float(noise_norm2.mean()),
         grad_norm2=float(gradient.square().sum()),
@@ -462,10 +464,10 @@ def noise_alignment(
 def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
     """Return γ in C_ii ∝ λ_i^γ, its jackknife error over draws, and its error by the scatter of log C_ii.
 
-    With fewer than two different eigenvalues, all three are NaN. With two, the error by scatter is NaN.
+    All three are NaN without two different eigenvalues; the error by scatter also with only two eigenvalues.
 
     Args:
-        values: (k,), the eigenvalues λ_i; values that are not positive are left out.
+        values: (k,), the eigenvalues λ_i; where λ_i or C_ii is not positive, i is left out.
         squares: (draws, k), squared deviations along each eigenvector; their means over the draws are C_ii.
 
     Example:

@@ -98,7 +98,7 @@ def random_plane(
         for slot in problem.layout.slots:
             views[slot.name].copy_(draw(slot, centers[slot.name]))
     problem.along_weights(directions)  # in place: zero for padding rows of embeddings, which never move
-    return Plane(problem.weights, directions, "random", norm, seed, ignore)
+    return Plane(problem.weights, directions, kind="random", norm=norm, seed=seed, ignore=ignore)
 
 
 def _normalize(direction: Tensor, center: Tensor, norm: str) -> None:
@@ -182,7 +182,7 @@ def between(
     length = f"1 = {float(u.norm()):.3g}"
     axes = f"first to second, {length}", f"{second_axis}, {length}"
     center = rows[0] + middle @ directions
-    plane_seed = seed if is_random else 0
+    plane_seed = seed if is_random else 0  # without a random vector, no seed is used
     return _plane(problem, center, "between", rows, networks, names, directions, plane_seed, axes=axes)
 
 
@@ -230,8 +230,8 @@ def pca_plane(
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
     """Return the plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
-    The unit directions are the first two right singular vectors of the matrix with rows w_j − w_a. The plane
-    is our choice.
+    The unit directions are the first two right singular vectors of the matrix with rows w_j − w_a. To show
+    learners in this plane is our idea, not a paper's.
 
     Args:
         problem: the problem to whose model the weights belong; or a run.
@@ -265,7 +265,8 @@ def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) 
 
 
 @analysis(
-    lambda problem, **_: needs.curved(problem, 5 + needs.basis(problem, 2)),
+    # The center, both eigenvectors in the search's result and again in the plane, and the search.
+    lambda problem, **_: needs.curved(problem, 1 + 2 * 2 + needs.basis(problem, 2)),
     shorter="a larger residual_tol= or a part of the data",
 )
 def eigen_plane(
@@ -279,8 +280,8 @@ def eigen_plane(
 ) -> Plane:
     """Return the plane through the center along the Hessian's unit eigenvectors of λ_max (x) and λ_min (y).
 
-    The plane is our choice. To second order the loss on it is L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²),
-    where u and v are the eigenvectors and g is the gradient.
+    To second order the loss on this plane is L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²), where u and v are
+    the eigenvectors and g is the gradient. To show losses in this plane is our idea, not a paper's.
 
     Args:
         problem: the loss; or a run, on its training set.
@@ -313,7 +314,7 @@ def eigen_plane(
         raise OperationError(f"eigen: {reason}; allow a larger residual_tol or more products")
     axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"
     vectors = torch.from_numpy(ends.vectors).to(problem.device)
-    return Plane(problem.weights, vectors, "eigen", "none", seed, axes=axes)
+    return Plane(problem.weights, vectors, kind="eigen", norm="none", seed=seed, axes=axes)
 
 
 def _plane(
@@ -325,9 +326,9 @@ def _plane(
     return Plane(
         center.to(like),
         directions.to(like),
-        kind,
-        "none",
-        seed,
+        kind=kind,
+        norm="none",
+        seed=seed,
         markers=_coordinates(center, directions, rows),
         labels=tuple(labels) or tuple(str(k) for k in range(len(rows))),
         weights=rows.to(problem.weights),

@@ -60,10 +60,10 @@ def basin_widths(
     """Return the widths (planes,) of the region in which the loss rises by less than ``rise``.
 
     Each plane has two random directions, which depend only on the seed and the number of weights. On 16 rays
-    from the center of a plane, a search finds the distance at which the loss has risen by ``rise``. The width
-    is the diameter of the circle with the area that these points enclose: twice the root mean square of the
-    distances. If each ray leaves the basin once, the width equals :attr:`.Basins.equivalent_width`, which
-    takes a grid. Distances are Euclidean in weight space, and so depend on the scaling of the network.
+    from the center of a plane, a search finds the point at which the loss has risen by ``rise``. The width is
+    the diameter of the circle whose area these points enclose: twice the root mean square of their distances
+    from the center. If each ray leaves the basin once, the width equals :attr:`.Basins.equivalent_width`,
+    which takes a grid. Distances are Euclidean in weight space, and so depend on the scaling of the network.
 
     Args:
         problem: the loss.

@@ -337,7 +337,7 @@ def batch_sharpness(
     thetas, local_batch = learners_of(problem, batch, weights, local_batch)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     full_batches = minibatches.full_batches
-    # A check on a few samples turns "auto" into "exact" or "differences", the same for all minibatches.
+    # For "auto", a check on a few samples decides between "exact" and "differences" for all minibatches.
     small_problem = full_batches.on(full_batches.data.few())
     derivatives = HessianOptions(derivatives=derivatives).at(small_problem).derivatives
     stages = 1 + (thetas is not None) + bool(quantities)  # each has an equal share of the progress bar
@@ -373,7 +373,7 @@ def batch_sharpness(
         derivatives=derivatives,
         product_error=max(float(columns[2].max()) for columns in all_columns),
         seed=seed,
-        # Minibatches are drawn from all samples, whereas full_batches lacks the last, smaller batch.
+        # Minibatches are drawn from all samples; with BatchNorm, full_batches lacks a smaller last batch.
         **(setting(full_batches) | {"samples": problem.samples}),
         **about,
     )
@@ -488,6 +488,7 @@ def batch_spectrum(
     values = np.stack([pairs.values.numpy() for pairs in results]) + weight_decay
     residuals = np.stack([pairs.residuals.numpy() for pairs in results])
     return BatchSpectrum(
+        # Minibatches are drawn from all samples; with BatchNorm, full_batches lacks a smaller last batch.
         **(whole_hessian.about | {"samples": problem.samples}),
         values=values[1:],
         residuals=residuals[1:],

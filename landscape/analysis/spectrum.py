@@ -282,7 +282,7 @@ def curvature_table(
         matrix_of_row.check(pairs.residuals)
         return pairs, result
 
-    row_pairs = [search_row(whole, 0)[0]]  # does not keep the search's basis, so that its memory is freed
+    row_pairs = [search_row(whole, 0)[0]]  # without the search's result, whose basis takes memory
     blocks: list[Block] = []
     for number, slots in enumerate(groups.values(), 1):
         names = [slot.name for slot in slots]
@@ -359,7 +359,7 @@ def _traces(
             block.remove_basis(z)
         images = (h @ z.T).T
         forms.append(_block_products(blocks, z, images))
-        # Only one draw is verified, because all draws have the same distribution.
+        # The errors of differences are measured at one draw, because all draws have the same distribution.
         if start == 0 and h.derivatives == "differences":
             verified_image, image_error = h.verified(z[:1])
             norms = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])

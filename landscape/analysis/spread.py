@@ -437,10 +437,11 @@ class _SmoothedLoss:
     def products(self) -> Callable[[Tensor], Iterator[Tensor]]:
         """Return a function of v (P,) that yields the product (P,) of each pair's mean Hessian with v.
 
-        The Hessians are stored if they need at most 1 GiB. Otherwise they are computed again for each v.
+        The Hessians of a model that is a chain of layers are stored if they need at most 1 GiB and fit into
+        the spare memory. Otherwise Hessians are computed again for each v.
         """
-        problem, point_bytes = self.problem, ChainHessian.saved_bytes(self.problem)  # None: no ChainHessian
-        size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # of a group, in pairs
+        problem, point_bytes = self.problem, ChainHessian.saved_bytes(self.problem)  # None: no chain
+        size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # pairs ±δ_i in a group
         groups = [range(start, min(start + size, self.draws)) for start in range(0, self.draws, size)]
         is_stored = point_bytes is not None and 2 * self.draws * point_bytes <= min(GRAPH_BYTES, spare())
 
@@ -484,8 +485,8 @@ class _SmoothedLoss:
         eigenpairs = find_eigenpairs(mean_product, start, residual_tol=residual_tol, progress=progress)
         v, value = eigenpairs.vectors[0], float(eigenpairs.values[0])
         mean_image = mean_product(v)
-        along_v = np.zeros(self.draws)  # vᵀHv of each pair, minus their mean
-        orthogonal_sum = 0.0  # Σ_i ‖component orthogonal to v of pair i's Hv − mean Hv‖²
+        along_v = np.zeros(self.draws)  # vᵀ(H_iv − mean Hv) of each pair i
+        orthogonal_sum = 0.0  # Σ_i ‖(1 − vvᵀ)(H_iv − mean Hv)‖²
         for i, image in enumerate(products(v)):
             deviation = image - mean_image
             along_v[i] = float(double(v) @ double(deviation))
@@ -556,6 +557,6 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
     if not set(NAMES) <= run.shared.keys():  # NAMES: the arrays of a run whose data are divided
         reason = "its learners have no parts of their own; set the recipe's key data.split"
         raise OperationError(f"{run.path or 'run'}: {reason}")
-    _, counts, classes = (run.shared[name].cpu().numpy() for name in NAMES)
+    _learners, counts, labels = (run.shared[name].cpu().numpy() for name in NAMES)
     division = str(run.settings.get("data", {}).get("split", IID))
-    return LabelCounts(counts.astype(float), classes.astype(float), division, **about | {"split": "train"})
+    return LabelCounts(counts.astype(float), labels.astype(float), division, **about | {"split": "train"})
