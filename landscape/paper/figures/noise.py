@@ -92,7 +92,7 @@ def _eq4(context: Context) -> Drawing:
     axes[0].set_ylabel("Δ(2) (squared weights)")
     shared_legend(picture, axes[:1], ncols=4)
     ratios = _ratios_to_definition(rows)
-    names = list(_FORMS)[1:]  # without the definition itself
+    names = list(_FORMS)[1:]  # without the definition itself, of which the paper's ratio is 1
     compared = [Compared(f"{_FORMS[n]}, of the definition", summary(ratios[n], ".2g"), "1") for n in names]
     return Drawing({"": picture}, rows, compared)
 
@@ -118,18 +118,20 @@ def _judge_split(rows: Rows) -> list[Effect]:
 
 @figure("noise-split", _judge_split)
 def _split(context: Context) -> Drawing:
-    """Draw the three terms of Δ_DP = Δ_S + α²‖P⊥δ‖² + cross term, as shares of Δ_DP, along training.
+    """Draw the three terms of Δ_DP = Δ_S + Δ(2) + cross term, as shares of Δ_DP, along training.
 
-    Figure 2(a) and Figure 2(b) have a panel each; lines are medians over seeds, with a band between the
-    quartiles. The table also has the mean of the cross term over the steps of each run.
+    Δ(2) is here α²‖P⊥δ‖², the history's column delta_2 (:class:`landscape.results.noise.Noise` has the
+    symbols). Figure 2(a) and Figure 2(b) have a panel each; lines are medians over seeds, with a band between
+    the quartiles. For each step and term, the table has the median size over the seeds; for each run, it has
+    the mean of the cross term over the steps. Runs that ended earlier than others are left out.
     """
     tables, compared = [], list[Compared]()
     picture, axes = panels(1, 2, 5.0, 3.7, sharey=True)
     for ax, part in zip(axes, "ab", strict=True):
         runs = [run.end for run in context.ended(_part=part)]
-        is_decomposed = np.isfinite(runs[0].history["delta"])
-        steps = runs[0].history["step"][is_decomposed].astype(int)
-        full_runs = [run for run in runs if run.step == runs[0].step]  # without runs that ended early
+        full_runs = [run for run in runs if run.step == max(each.step for each in runs)]
+        is_decomposed = np.isfinite(full_runs[0].history["delta"])
+        steps = full_runs[0].history["step"][is_decomposed].astype(int)
         shares: dict[str, Array] = {}  # term -> its shares, (runs, steps)
         for term, label in _TERMS.items():
             shares[term] = share = np.array([
@@ -138,22 +140,23 @@ def _split(context: Context) -> Drawing:
             centers, (low, median, high) = running_quartiles(np.tile(steps, len(full_runs)), share.ravel())
             ax.fill_between(centers, low, high, alpha=0.25, lw=0)
             ax.plot(centers, median, label=label)
-            medians = {"figure": f"2({part})", "seed": "median", "step": steps, "term": term}
-            tables.append(pd.DataFrame({**medians, "share_of_delta": np.median(np.abs(share), 0)}))
+            place = {"figure": f"2({part})", "seed": "median", "step": steps, "term": term}
+            tables.append(pd.DataFrame({**place, "share_of_delta": np.median(np.abs(share), 0)}))
         cross = shares["delta_cross"]
-        means = {"figure": f"2({part})", "seed": [run.seed for run in full_runs], "step": "mean"}
-        tables.append(pd.DataFrame({**means, "term": "delta_cross", "share_of_delta": cross.mean(1)}))
+        place = {"figure": f"2({part})", "seed": [run.seed for run in full_runs], "step": "mean"}
+        tables.append(pd.DataFrame({**place, "term": "delta_cross", "share_of_delta": cross.mean(1)}))
         mean, error = mean_and_error(cross.mean(1))
         size_text = f"{100 * float(np.median(np.abs(cross))):.1f}%"
         error_text = f" ± {100 * error:.1f}%" if np.isfinite(error) else "%"
         what = f"cross term of Δ_DP, Figure 2({part}): median size; mean ± standard error"
         compared.append(Compared(what, f"{size_text}; {100 * mean:+.1f}{error_text}", "0"))
         ax.axhline(0, color=OTHER, lw=0.9, zorder=0)
-        ax.set(title=f"Figure 2({part}), α = {runs[0].lr:g}", xlabel="step")
+        ax.set(title=f"Figure 2({part}), α = {full_runs[0].lr:g}", xlabel="step")
     axes[0].set_ylabel(r"share of DPSGD's noise $\Delta_{DP}$")
-    caption(picture, f"Medians and quartiles over 5% of the steps and {len(runs)} seeds.")
     shared_legend(picture, axes[:1], ncols=3)
     rows = pd.concat([table.astype(object) for table in tables], ignore_index=True)
+    counts = select(rows, step="mean").groupby("figure").size().unique()  # one if both panels have as many
+    caption(picture, f"Medians and quartiles over 5% of the steps and {' or '.join(map(str, counts))} seeds.")
     return Drawing({"": picture}, rows, compared)
 
 
@@ -197,7 +200,8 @@ def _smoothing(context: Context) -> Drawing:
         results = [_smoothed(context, point) for point in (run.points[0], run.points[-1])]
         if run.values["seed"] == 0:
             results_of_seed_0.extend(results)
-        # In lambda_smooth, entry 0 has the covariance of the spread, entry 1 an isotropic covariance.
+        # In lambda_smooth, entry 0 has the covariance of the spread, entry 1 an isotropic covariance. In
+        # share, entry 0 is of the sharpest direction.
         return [
             {
                 "checkpoint": r.label,
@@ -262,9 +266,9 @@ def _derived(run: Ended) -> dict[str, Array]:
 def _measured(run: Ended, until: int) -> dict[str, Any]:
     """Return the numbers of a run up to the step ``until``.
 
-    A number that its rule or optimizer lacks is NaN. Means and medians are over the second half of the steps.
-    Training loss and test error are the last values. Ratios are medians: a denominator, such as a schedule's
-    rate or an estimate of ‖g‖², may be near zero.
+    A number that the run's rule or optimizer does not have is NaN. Means and medians are over the second half
+    of the steps. Training loss and test error are the last values. Ratios are medians: a denominator, such as
+    a schedule's rate or an estimate of ‖g‖², may be near zero.
     """
     columns = _derived(run)
     sent = _sent(run)[:until]  # bytes in each step
@@ -333,14 +337,14 @@ def _rules(context: Context) -> Drawing:
         tables.append(table)
         rows = table.drop_duplicates(EQUAL)  # equal rules are drawn once
         is_first_network = not pictures
-        name = "" if is_first_network else f"-{network.split(',')[0].lower()}"
+        network_suffix = "" if is_first_network else f"-{network.split(',')[0].lower()}"
         is_apart = rows["rule"].isin(settings(rows[rows["steps_apart"] > 1], "rule"))
         is_in_first = ~is_apart
         if is_first_network:
             is_in_first |= rows["rule"].isin(["local SGD", DILOCO, MULOCO])
         is_in_second = is_apart | (rows["rule"] == "SSGD")
         for suffix, picture_rows in {"": rows[is_in_first], "-apart": rows[is_in_second]}.items():
-            pictures[f"{name}{suffix}"] = picture = _rules_picture(picture_rows, network, colors)
+            pictures[network_suffix + suffix] = picture = _rules_picture(picture_rows, network, colors)
             picture.suptitle(f"{network}: several steps between exchanges" if suffix else network)
         compared += _compared(table)
     return Drawing(pictures, pd.concat(tables, ignore_index=True), compared, LAYOUT["remark"])
@@ -375,6 +379,7 @@ def _rules_picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     skewed data.
     """
     rules = settings(rows, "rule")
+    # An entry of a panel begins with its column. A column without numbers has no panel.
     data_panels = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
     picture, axes = panels(1, len(data_panels), 10.5 / len(data_panels), 0.27 * len(rules) + 1.3, sharey=True)
     for ax, (column, label, scale, at) in zip(axes, data_panels, strict=True):
