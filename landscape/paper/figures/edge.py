@@ -30,7 +30,8 @@ COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd")
 # choice).
 RESIDUAL, NEAR = 0.05, (0.67, 1.5)
 LEVEL, ERROR, RISE = "plateau_lr_lambda_max", "test_error_percent", "median_rise_nat"
-# The column with the largest stable ηλ of a run's rule, NaN where nobody has it.
+# The history's column with the largest stable ηλ of a run's rule, NaN where nobody has it (in the CSV it is
+# "limit"); and the CSV's column with the largest ηλ_max of a run.
 LIMIT, SHARPNESS = "lr_lambda_limit", "largest_lr_lambda_max"
 
 
@@ -365,7 +366,7 @@ def _picture(rows: Rows, limits: Any, subject: str) -> Any:
             # SSGD's lines are wider: they can be seen behind equal lines of DPSGD in ATC order.
             extra_width = 2.0 if name == "SSGD" else 0.0
             ax.plot(curve.index, curve, color=color, ls="--" if is_atc else "-", lw=1.4 + extra_width)
-            if column.startswith("lr_"):
+            if column.startswith("lr_"):  # a learning rate times a curvature, to which the limit applies
                 ax.axhline(limits[batch, name], color=color, lw=1.0 + extra_width, ls=":")
         if column == "noise_scale":
             ax.axhline(batch, color=DARK, lw=1.0, ls="-.")
@@ -481,7 +482,9 @@ def _rates(context: Context) -> Drawing:
     for task_rows in rows_of_tasks:
         what = f"largest rate at which every seed converges, {task_rows['task'].iloc[0]}"
         for name, log2_rates in largest_log2_rates(task_rows).items():
-            compared.append(Compared(f"{what}, {name}", f"{2.0 ** log2_rates.min():.4g}"))
+            lowest = log2_rates.min()  # below all rates if a seed converges at none
+            text = f"{2.0**lowest:.4g}" if lowest >= np.log2(task_rows["lr"].min()) else "none"
+            compared.append(Compared(f"{what}, {name}", text))
     shared_legend(picture, axes, ncols=4)
     caption(picture, _POINTS)
     remark = "A run converges where its test error is below the dotted line, halfway from the best to chance."
