@@ -64,7 +64,7 @@ class Result(shown.Shown):
     table="step")``. Values that do not fit raise a ValueError.
 
     - ``schema``: the name of the file format, under which the class is registered. A subclass without a
-      ``schema`` is saved as its base class.
+      ``schema`` is saved as its base class; it cannot be saved if that has none.
     - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
     - ``axes``: coordinates that must be finite and increasing.
 
@@ -147,11 +147,11 @@ class Result(shown.Shown):
             wrapped: Any = functools.wraps(describe)(describe_in_own_unit)
             cls.describe = wrapped  # type: ignore[method-assign]
         annotations = vars(cls).get("__annotations__", {})
+        # A class without such hints of its own has the shapes and units of its base class.
         if any("Annotated[" in str(text) for text in annotations.values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
                 # Annotated[Array or tuple, dimensions, unit] or Annotated[float or int, unit]; the unit of
-                # an array or a tuple may be missing. The dicts are made anew, because a base class may have
-                # the same ones.
+                # an array or a tuple may be missing. New dicts, because the base class keeps the old ones.
                 metadata = list(getattr(hint, "__metadata__", ()))
                 if metadata and hint.__origin__ not in (float, int):
                     cls.shapes = {**cls.shapes, name: metadata.pop(0)}
@@ -159,8 +159,7 @@ class Result(shown.Shown):
                     cls.units = {**cls.units, name: metadata[0]}
         if schema:
             if not re.fullmatch(SCHEMA, schema):
-                needed = "it must be landscape.NAME, where NAME may have dots"
-                raise InputError(f"schema: {schema!r} is not allowed, {needed}")
+                raise InputError("schema", schema, allowed="landscape.NAME, where NAME may have dots")
             cls.schema = schema
             registry.results.add(schema)(cls)
 
@@ -232,8 +231,8 @@ class Result(shown.Shown):
 
         Returns:
             A DataFrame with a column for each array that has no other dimensions than ``dims``. A dimension
-            without coordinates has a column with its labels or numbers. Fields that are not arrays are in
-            ``attrs``.
+            without coordinates has a column with its labels or, if it has none and is not the only dimension,
+            with its numbers. Fields that are not arrays are in ``attrs``.
 
         Raises:
             InputError: a dimension that the result does not have.
@@ -381,7 +380,7 @@ def save(results: Sequence[Result], path: str | Path) -> None:
         path: the file, which is replaced.
 
     Raises:
-        InputError: anything else than a list of results of one kind.
+        InputError: anything else than a list of results of one kind, or a class without ``schema``.
         OperationError: the file cannot be written.
 
     Example:
@@ -393,9 +392,11 @@ def save(results: Sequence[Result], path: str | Path) -> None:
     """
     is_list = isinstance(results, (list, tuple))
     classes: list[Any] = [type(result) for result in (results if is_list else [results])]
+    names = ", ".join(dict.fromkeys(kind.__name__ for kind in classes)) or "an empty list"
     schemas = {kind.schema if issubclass(kind, Result) else None for kind in classes}
+    if "" in schemas:
+        raise InputError(f"results: {names} cannot be saved, give the class a schema= in its class line")
     if not is_list or None in schemas or len(schemas) != 1:
-        names = ", ".join(dict.fromkeys(kind.__name__ for kind in classes)) or "an empty list"
         words = f"results: {names} is not allowed, it must be a list of results of one kind"
         raise InputError(words, remedy="" if is_list else "result.save(path)")
     write(results, path, {})
