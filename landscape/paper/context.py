@@ -216,8 +216,8 @@ class Context:
     def train(self, recipes: Iterable[Recipe]) -> None:
         """Train the runs of ``recipes`` that have not ended in this context's folder; write their records.
 
-        An interrupted run resumes. If ``runs_with_weights`` is a set without a run, the weights of this run
-        are deleted once its record is written.
+        An interrupted run resumes. If ``runs_with_weights`` is not None, the folder of a run that it lacks is
+        deleted once the run's record is written.
 
         Raises:
             OperationError: a run could not be made.
@@ -245,6 +245,7 @@ class Context:
             self.progress(ended_count / len(jobs))
 
         def show_progress(share: float) -> None:
+            """Report the progress of all runs; ``share`` is the completed share of the present run."""
             self.progress((ended_count + share) / len(jobs))
 
         train_runs(
@@ -338,6 +339,7 @@ class Context:
         point_list = [points] if isinstance(points, Point) else list(points)
         versions = [version_of(function) for function in functions]
         self.versions |= {function.__name__: version_of(function) for function in functions}
+        # "of" has the weights. Another key in place of "of" would give all files other names.
         inputs = {"of": [point.key for point in point_list], "numerics": versions, **settings}
         _, name_of_archive = self.archives  # the first archive has the runs
         key, store = digest(kind.schema, inputs), self._store(name_of_archive)

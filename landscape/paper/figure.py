@@ -290,15 +290,15 @@ def figure(
         InputError: a key of ``table`` is unknown, or a key is missing.
 
     Example:
-        >>> figure("mine", list, {"title": "my figure"})(print)
+        >>> figure("mine", judge=lambda rows: [], table={"title": "my figure"})(lambda context: None)
         Traceback (most recent call last):
         landscape.core.errors.InputError: mine.where: missing...
     """
 
     def add(draw: Callable[[Context], Drawing]) -> Figure:
         # By default, the runs of a figure are those of the table cells.NAME, if figures.toml has it.
-        cells = name if name in declared()["cells"] else ""
-        description = check_keywords(name, table or {"cells": cells, **declared()[name]}, Described)
+        named_cells = name if name in declared()["cells"] else ""
+        description = check_keywords(name, table or {"cells": named_cells, **declared()[name]}, Described)
         new_figure = Figure(name=name, judge=judge, draw=draw, **description)
         return registry.figures.add(name)(new_figure)
 

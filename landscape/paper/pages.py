@@ -102,7 +102,7 @@ def write(
     name, scale, csv_text = figure.name, context.scale, table(drawing.rows)
     judgment = verdict(name, scale, csv_text, drawing.remark)
     folder.mkdir(parents=True, exist_ok=True)
-    # In figures.toml a line "-PICTURE: TITLE" gives the title of NAME-PICTURE.png.
+    # A result's line "-PICTURE: TITLE" in figures.toml has the title of NAME-PICTURE.png.
     title_lines = [line for line in _result_lines(name, scale, judgment["effects"]) if line.startswith("-")]
     titles = {"": judgment["finding"], **dict(line.split(": ", maxsplit=1) for line in title_lines)}
     texts = set_titles_and_captions(figure, context, drawing, titles)
@@ -176,6 +176,9 @@ def set_titles_and_captions(
 ) -> str:
     """Set the titles and the captions of the pictures of ``drawing``.
 
+    A caption has the figure's place, scale and title; then the caption with which the picture was drawn; then
+    that of the figure in figures.toml.
+
     Args:
         titles: titles by suffix of the picture. A picture that has none here keeps the title with which it
             was drawn; if it was drawn without a title, it gets the figure's.
@@ -231,8 +234,8 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
             continue
         try:
             entry = json.loads(read_regular(path, MAX_BYTES).decode())
-            # Both pages are made on trial, to find a damaged entry before the CSV file is read. The verdict
-            # of a smoke run needs no CSV file.
+            # The texts of README.md and NAME.md are made once without being used: a damaged entry raises an
+            # error here. The verdict of a smoke run, which needs no CSV file, stands for the final one.
             ungraded = entry | verdict(name, "smoke", "")
             front({name: ungraded})
             details(name, ungraded)

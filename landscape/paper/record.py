@@ -173,8 +173,8 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
         curves=tuple(curves), numerics=int(values["numerics"]), step=int(values["step"]),
         diverged_at=int(values["diverged_at"]), seconds=float(values["seconds"]),
     )  # fmt: skip
-    is_possible = record.diverged in DIVERGED and record.data["train"] >= 1 and record.step >= 0
-    if not is_possible or not 0 <= record.seconds < math.inf:
+    numbers_are_possible = record.data["train"] >= 1 and record.step >= 0 and 0 <= record.seconds < math.inf
+    if not numbers_are_possible or record.diverged not in DIVERGED:
         raise ValueError("values that no run can have")
     last_step = max((curve["step"][-1] for curve in curves if len(curve["step"])), default=0)
     if last_step > record.step:

@@ -206,8 +206,8 @@ def step_time(
         straggler: as in :class:`Machines`.
         loss_exchange_s: seconds of the all-reduce of a step's loss.
         seed: seed of the random f_j.
-        steps: number of simulated steps. The mean is over the second half, up to the end of the slowest
-            worker. The standard error is that of RUNS independent runs; without stragglers it is 0.
+        steps: number of simulated steps. The mean is over the second half; a half ends when the slowest
+            worker ends it. The standard error is that of RUNS independent runs; without stragglers it is 0.
     """
     rng = np.random.default_rng(seed)
     factors = np.ones(workers)
@@ -367,7 +367,7 @@ def calibrate(
 
     def draw_noise() -> None:
         noise = torch.randn(parameters, generator=generator(0, "noise", 1))
-        torch.add(weights, noise.to(weights), alpha=0.1)
+        torch.add(weights, noise.to(weights), alpha=0.1)  # 0.1: any σ takes as long
 
     def draw_indices() -> None:
         torch.randint(trainer.train.samples, (1000, 100), generator=generator(0, "batch", 1))

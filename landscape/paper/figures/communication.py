@@ -91,7 +91,7 @@ def _draw_times(result: RunTimes) -> Figure:
         ax.set(xlabel="workers (log scale)", title=f"DPSGD, {order.upper()} order")
     style.log_axis(axes[0].yaxis)
     axes[0].set_ylabel("time per step (s, log scale)")
-    text = result.label.replace("\n", "; link: ") + "."
+    text = result.label.replace("\n", "; link: ") + "."  # the label's second line describes the link
     return finish(picture, "Predicted time per step: SSGD, and DPSGD by topology", text, axes[:1], ncols=3)
 
 
@@ -210,19 +210,19 @@ def _loopback(context: Context) -> Drawing:
             tables.append(pd.DataFrame(columns).loc[list(RULES)].reset_index(names="algorithm"))
     rows = pd.concat(tables, ignore_index=True)
     rows["predicted_over_measured"] = rows["predicted_s"] / rows["measured_s"]
-    counts = settings(rows, "processes")
+    process_counts = settings(rows, "processes")
     picture, (ax,) = panels(1, 1, 6.4, 3.7)
     for (rule, rule_rows), marker in zip(rows.groupby("algorithm", sort=False), "osD", strict=True):
         by_count = rule_rows.groupby("processes")
         color, is_atc = color_of(rule), rule.endswith("atc")
         label = f"{rule.upper()}, predicted"
         predicted_s = by_count["predicted_s"].median()
-        ax.plot(counts, predicted_s, color=color, ls=":" if is_atc else "--", label=label)
+        ax.plot(process_counts, predicted_s, color=color, ls=":" if is_atc else "--", label=label)
         look: Any = {"color": color, "marker": marker, "ls": "none", "mfc": "none" if is_atc else color}
         median_and_range(ax, by_count["measured_s"], label=f"{rule.upper()}, measured", **look)
     ax.set(xscale="log", ylim=(0, None), xlabel="processes", ylabel="time per step (s)")
     ax.locator_params(axis="y", nbins=5)
-    ticks_at(ax.xaxis, counts)
+    ticks_at(ax.xaxis, process_counts)
     shared_legend(picture, [ax], ncols=3)
     what = "predicted / measured time per step, {algorithm}, {processes} processes"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, "predicted_over_measured"))

@@ -78,7 +78,7 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
     rows = context.table(measure)
     paper_errors = select(printed("figures"), figure=name).set_index("algorithm")["value"]
     with_paper = rows.assign(paper=rows["algorithm"].map(paper_errors))
-    compared = compare_with_paper(with_paper, "test error of {algorithm} (%)", ERROR, text, "{paper}")
+    compared = compare_with_paper(with_paper, "test error of {algorithm} (%)", ERROR, text, paper="{paper}")
     for surface in surfaces_of_seed_0:
         lowest, highest = np.nanmin(surface.loss), np.nanmax(surface.loss)
         what = f"test loss over the plane, {surface.label}"
@@ -226,7 +226,7 @@ def _planes(context: Context) -> Drawing:
     learners_loss, loss_at_mean = (rows[column] for column in _LOSSES)
     with_ratio = rows.assign(loss_ratio=learners_loss / loss_at_mean)
     what = "loss of a learner / loss of the mean, {when}"
-    shown = surfaces[:2]  # of the first run, without the end
+    shown = surfaces[:2]  # of the first run, early and in the middle
     picture = plots.draw([replace(s, label=f"DPSGD, {s.label}") for s in shown])
     losses = [f"{np.median(s.marker_loss[:-1]):.2g} (mean: {s.marker_loss[-1]:.2g})" for s in shown]
     _add_to_caption(picture, f"Median loss of the learners themselves: {', then '.join(losses)} nat.")
@@ -300,11 +300,10 @@ def _grids(
         table.insert(0, "test_accuracy_percent", score(run.end, "test_accuracy"))
         return table
 
-    rows = context.table(measure).drop(columns="network")
+    rows = context.table(measure).drop(columns="network")  # "model" has the same names
     rows.insert(0, "model", rows.pop("model"))  # the first column
-    counted_rows = rows
-    if valid:  # the others become NaN, which a median leaves out
-        counted_rows = rows.assign(**{value: rows[value].where(rows[valid])})
+    # A median leaves out NaN, which stands for the points that do not count.
+    counted_rows = rows.assign(**{value: rows[value].where(rows[valid])}) if valid else rows
     medians = counted_rows.groupby(_PLACE, sort=False)[value].median().reset_index()
     picture = plots.draw(grids_of_seed_0)
     texts = [f"{median:.2g}" for median in select(medians, seed=0)[value]]

@@ -245,7 +245,8 @@ def _add_table(
     """Register a figure that compares our numbers with a table of the paper, and has no picture.
 
     The arguments come from the table printed.NAME of figures.toml. ``column`` and ``where`` are formatted
-    with the values of a run: "bs{_batch}" becomes "bs1024".
+    with the values of a run and with its rule in capitals as RULE: "bs{_batch}" becomes "bs1024", and
+    "{RULE}" becomes "DPSGD".
 
     Args:
         name: the name of the figure.

@@ -151,7 +151,7 @@ def saddles(seeds: Sequence[int], **values_by_quantity: Sequence[float]) -> list
         A result for each quantity.
     """
     base = read(RECIPE)
-    fixed = {
+    defaults = {
         "dimension": base.spec("model").options["dimension"],
         "noise": base.spec("data").options["gradient_std"],
         "lr": base.lr,
@@ -165,7 +165,7 @@ def saddles(seeds: Sequence[int], **values_by_quantity: Sequence[float]) -> list
             algorithm_settings = list(ALGORITHMS.values())[a]
             value_settings = [f"{key}={values[k]}" for key in VARY[quantity]]
             times[a, k, s] = escape_time([*algorithm_settings, *value_settings, f"seed={seeds[s]}"])
-        other_values = ", ".join(f"{name} {value:g}" for name, value in fixed.items() if name != quantity)
+        other_values = ", ".join(f"{name} {value:g}" for name, value in defaults.items() if name != quantity)
         numbers = np.array(values, dtype=np.float64)
         results.append(Escape(times, numbers, quantity, tuple(ALGORITHMS), base.steps, other_values))
     return results
