@@ -405,7 +405,7 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
         exact: (K,) in nats, the exact losses; NaN where not computed.
         metrics: (metrics, K), the metrics ``metric_names`` of the averages, exact as ``exact`` is.
         ratio: (K,), the part of the predicted change that is beyond the second order, in units of the second
-            order's correction ½ Σ_j a_j |⟨∇L(w_j), w − w_j⟩|.
+            order's correction ½ Σ_j a_j |⟨∇L(w_j), w − w_j⟩|; infinite for coefficients too far below 0.
         chosen: (n,), the members of the last average.
         labels: the names of the members.
         parameters: P.
@@ -514,9 +514,9 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
                 Row(f"{name} minus the members' mean", change, half_width, "nat", ratio_note),
             ]
         else:
-            note = "it is too far outside of the members, by its negative coefficients"
-            if np.isfinite(self.ratio[k]):
-                note = f"the members are too far apart, {ratio_note}"
+            note = f"the members are too far apart, {ratio_note}"
+            if not np.isfinite(self.ratio[k]):
+                note = "it is too far outside of the members, by its negative coefficients"
             rows = [Row(title, "none", note=note)]
         if np.isfinite(self.exact[k]):
             rows.append(Row(f"exact loss of the {name}", float(self.exact[k]), 0.0, "nat"))

@@ -191,7 +191,7 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
             eigenvalue("λ_max", self.lambda_max, self.residual),
             *smoothed_rows("λ_max", self.lambda_smooth, self.lambda_smooth_se),
             Row("2/λ_max", float(rate), note=f"lr {self.lr:.4g}, α_e {self.alpha_e:.4g}"),
-            *smoothed_rows("2/λ_max", smoothed_rates, rate_errors, ""),
+            *smoothed_rows("2/λ_max", smoothed_rates, rate_errors, unit=""),
         ]
         if self.lipschitz.size:
             steepest_steps = self.lipschitz_smooth.argmax(1)  # (2,), for each spread

@@ -62,7 +62,8 @@ def merge_tree(loss: Array) -> MergeTree:
 
     Points are added in order of rising loss, and connected to those neighbors that were added before. A
     point between several connected regions is a saddle. There these regions merge into the one with the
-    lowest minimum. Points whose loss is not finite belong to no basin. A plateau has at most one minimum.
+    lowest minimum. Points whose loss is not finite belong to no basin. A plateau has at most one minimum, so
+    that each basin has a persistence above 0.
     """
     ny, nx = loss.shape
     value = loss.ravel()
@@ -341,8 +342,7 @@ def basins(
         least = max(LEAST * float(np.median(finite_losses) - finite_losses.min()), 2 * _loss_error(surface))
     tree = merge_tree(loss)
     first_rises = tree.first[np.isfinite(tree.first)]
-    smallest_positive = float(np.nextafter(0, 1))  # leaves out the basins of persistence 0
-    listed_basins = tree.without_basins_below(max(least, smallest_positive))
+    listed_basins = tree.without_basins_below(least)
     lowest = _coordinates(surface, listed_basins.minimum)[0]  # basin 0 has the lowest minimum
     fine_grid = FineGrid(surface, gram_matrix, _start(surface, around, lowest))
     edge_rise = fine_grid.edge_rise()

@@ -316,8 +316,8 @@ class Shown(ABC):
 
         Args:
             path: a .png, .pdf or .svg file for the figure; default: no file.
-            style: for a surface, "contour", "hillshade" or "surface" (three dimensions). For "difference" two
-                surfaces are needed, see :func:`landscape.draw`.
+            style: for a surface, "contour", "hillshade" or "surface" (three dimensions). "difference" is
+                refused here: :func:`landscape.draw` takes the two surfaces that it needs.
             ax: axes to draw into, for a picture of one panel. Default: a new figure.
             options: further arguments of :func:`landscape.draw`, such as ``axes``, ``width`` and ``title``.
 
@@ -478,8 +478,8 @@ def radius_of(
         points.append(np.clip(distance * step, axis[0], axis[-1]))
     # Between points: a line through the 2 nearest ones, or a cubic polynomial through 4. For the line,
     # infinite values are huge numbers: it then reaches the border directly after the last finite value.
-    linear = _interpolated(axes, np.clip(values, -HUGE, HUGE), points, 2)
-    cubic = _interpolated(axes, np.where(np.isfinite(values), values, np.nan), points, 4)
+    linear = _interpolated(axes, np.clip(values, -HUGE, HUGE), points, count=2)
+    cubic = _interpolated(axes, np.where(np.isfinite(values), values, np.nan), points, count=4)
     interpolated = np.where(np.isnan(cubic), linear, cubic)
     sign = 1 if drop is None else -1
 

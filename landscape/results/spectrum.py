@@ -355,11 +355,11 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
                 values |= {"trace": part.value, "trace_error": part.standard_error}
                 values["trace_freedom"] = part.freedom
         values["products"] = sum(part.products for part in parts)
-        parts_with_error = [part for part in parts if part.derivatives == "differences"]
-        if len(parts_with_error) > 1:  # without a Trace, whose error is not that of a product
-            parts_with_error = [part for part in parts_with_error if not isinstance(part, Trace)]
-        if parts_with_error:
-            largest = max(part.product_error for part in parts_with_error)
+        by_differences = [part for part in parts if part.derivatives == "differences"]
+        # A Trace's error is that of its value, not of one product: it is stated only if there is no other.
+        of_products = [part for part in by_differences if not isinstance(part, Trace)]
+        if by_differences:
+            largest = max(part.product_error for part in of_products or by_differences)
             values |= {"derivatives": "differences", "product_error": largest}
         return cls(**values)
 

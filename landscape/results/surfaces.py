@@ -225,6 +225,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
 
         - the center: whether it is the lowest point, and the slope there;
         - the window: whether the loss changes in it, and whether the valley is wider than a few points;
+        - the curvature along the plane, beside the ``eigenvalues``, if they are given;
         - the marked networks: their distance from the plane;
         - BatchNorm: the losses of the networks with their own statistics;
         - the kind of directions;
