@@ -67,16 +67,16 @@ class Estimate:
 def ratio_interval(
     above: Estimate, below: Estimate, covariance: float = 0.0, level: float = 0.95
 ) -> tuple[float, float]:
-    """Return the confidence interval of the ratio ``above``/``below`` of two values ≥ 0 (Fieller 1954).
+    """Return the confidence interval of the ratio of two true values ≥ 0 (Fieller 1954).
 
     It contains each R ≥ 0 for which ``above`` − R·``below`` does not differ significantly from 0 by Student's
-    t test. The upper end is infinite if ``below`` does not differ significantly from 0. The lower end is NaN
-    if the interval contains no R, or if a standard error is NaN.
+    t test. The upper end is infinite unless ``below`` is significantly above 0. The lower end is NaN if the
+    interval contains no R. Both ends are NaN if a value or a standard error is NaN.
 
     Args:
-        above: the numerator.
-        below: the denominator, with the same degrees of freedom as the numerator, or exact.
-        covariance: the covariance of numerator and denominator.
+        above: the estimate of the numerator.
+        below: the estimate of the denominator, with the numerator's degrees of freedom, or exact.
+        covariance: the covariance of the two estimates.
         level: the confidence level.
 
     Example:
@@ -91,12 +91,15 @@ def ratio_interval(
     a = below.value**2 - t2 * below.standard_error**2
     b = above.value * below.value - t2 * covariance
     c = above.value**2 - t2 * above.standard_error**2
+    if any(map(math.isnan, (a, b, c))):
+        return math.nan, math.nan
     b_plus_root = b + math.sqrt(max(b * b - a * c, 0.0))
     low = math.nan
     if c <= 0:  # the numerator does not differ significantly from 0
         low = 0.0
-    elif b_plus_root > 0:
+    elif b_plus_root > 0:  # otherwise no R ≥ 0 is in the interval
         low = c / b_plus_root
+    # With a > 0 the denominator differs significantly from 0, but its estimate may be negative.
     high = b_plus_root / a if a > 0 and below.value > 0 else math.inf
     return low, high
 
