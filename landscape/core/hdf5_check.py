@@ -48,8 +48,8 @@ class _FileChecker:
     Attributes:
         uncompressed_bytes: the bytes of the uncompressed data sets and attributes that were checked so far.
         expanded_bytes: the bytes of the compressed data sets so far, after expansion.
-        objects: the number of links so far.
-        max_objects: the most links that a file of this size can hold.
+        objects: the number of objects so far, counted by their links.
+        max_objects: the most objects that a file of this size can hold.
         addresses: the addresses of the objects so far.
     """
 
@@ -115,20 +115,20 @@ class _FileChecker:
         element_type = dataset.get_type()
         check_type(element_type, path)
         shape = shape_of(dataset.get_space(), path)
-        elements, stored_size = math.prod(shape), dataset.get_storage_size()
-        size = elements * element_type.get_size()
+        element_size = element_type.get_size()
         for member in members(element_type):
             # A text of variable length takes 8 bytes more in the file than its pointer takes in memory.
             if member.get_class() == h5py.h5t.STRING and member.is_variable_str():
-                size += 8 * elements
+                element_size += 8
+        size, stored_size = math.prod(shape) * element_size, dataset.get_storage_size()
         if layout == h5py.h5d.CHUNKED and size:
             chunk_shape = properties.get_chunk()
             if len(chunk_shape) != len(shape) or min(chunk_shape) < 1:
                 raise UnsoundError(f"{path}: chunks {chunk_shape} do not fit shape {shape}")
             chunks = 1
-            for length, chunk_length in zip(shape, chunk_shape, strict=True):
-                chunks *= -(-length // chunk_length)  # rounded up
-            chunk_bytes = math.prod(chunk_shape) * element_type.get_size()
+            for dimension, chunk_dimension in zip(shape, chunk_shape, strict=True):
+                chunks *= -(-dimension // chunk_dimension)  # rounded up
+            chunk_bytes = math.prod(chunk_shape) * element_size
             size = chunks * chunk_bytes
             max_size = EXPANSION * self.length + ALLOWANCE
             if filters and self.expanded_bytes + size > max_size:
