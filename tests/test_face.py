@@ -112,9 +112,9 @@ def test_commands_name_options_where_functions_name_parameters(tmp_path: Path, c
     assert command(*words)[0] == 0
     more = [word.replace("steps=2", "steps=3") for word in words]
     one_line(command(*more), 1, "give --resume, --force or another")
-    error = InputError("data_dir: x", give={"device": "cpu", "lr": ...}, otherwise="y")
-    assert str(error) == "data_dir: x; give device='cpu', lr=… or y"
-    assert error.line(flags_of("train")) == "--data-dir: x; give --device cpu, lr=… or y"
+    error = InputError("data_dir: x", give={"nproc": 1, "lr": ...}, otherwise="y")
+    assert str(error) == "data_dir: x; give nproc=1, lr=… or y"
+    assert error.line(flags_of("train")) == "--data-dir: x; give --nproc 1, lr=… or y"
     assert (
         InputError("batch", 7, allowed="6").line(flags_of("train")) == "batch: 7 is not allowed, it must be 6"
     )
