@@ -84,7 +84,7 @@ def analysis(
         The decorator, which keeps the function's signature and docstring.
 
     Example:
-        >>> @analysis(shorter="a part of the data")
+        >>> @analysis()
         ... def samples(problem: Any) -> int:
         ...     return problem.samples
         >>> samples(problem)
@@ -116,7 +116,8 @@ def analysis(
             check_arguments(function, arguments, first_name, *unchecked)
             problem_or_run: Any = arguments.get(first_name)
             if "about" in signature.parameters:
-                # A problem stores its name. A ``name`` in the class of another object would be no label.
+                # The label is the problem's own attribute ``name``. Another object may have a ``name`` in its
+                # class, such as a method, which is no label.
                 problem_name = getattr(problem_or_run, "__dict__", {}).get("name")
                 origin = {"label": problem_name} if problem_name else {}
                 if is_run(problem_or_run):
@@ -154,9 +155,9 @@ def analysis(
                 return with_progress(*call.args, **call.kwargs)
 
         def forecast(*args: Any, **kwargs: Any) -> tuple[Need | None, Mapping[str, Any]]:
-            """Return the memory that a call needs, and its arguments; required ones may be None."""
-            keyword_parameters = [*signature.parameters][len(args) :]
-            if "plane" in keyword_parameters:  # the need is the same for every plane
+            """Return the memory that a call needs, and its arguments; None may stand for a required one."""
+            not_by_position = [*signature.parameters][len(args) :]
+            if "plane" in not_by_position:  # the need is the same for every plane
                 kwargs = {"plane": None, **kwargs}
             required = {key for key, p in signature.parameters.items() if p.default is p.empty}
             none_arguments = [key for key, value in kwargs.items() if value is None and key in required]

@@ -198,8 +198,8 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
                 failure = error
             except (OSError, RuntimeError) as error:
                 failure = OperationError(f"{path}: not a readable HDF5 file ({first_words(error)})")
-            # A faulty file may have been replaced: ``path`` then has another device or inode, the first two
-            # numbers of a stamp, and the new file is tried. A sound file stays open, and can be read.
+            # If the file is faulty, another one may have replaced it at ``path``, and is tried. Its device or
+            # inode, the first two numbers of a stamp, differs. A sound file stays open, and can be read.
             is_fault_of_old_file = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
             if not is_fault_of_old_file and not _has_changed(raw, stamp):
                 break

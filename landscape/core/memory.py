@@ -286,7 +286,8 @@ def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()
         nonlocal saved_bytes
         if tensor.layout is torch.strided and tensor.data_ptr() not in known_addresses:
             known_addresses.add(tensor.data_ptr())
-            saved_bytes += tensor.nbytes  # the storage may be larger than the tensor
+            # Not the bytes of its storage, of which the tensor may be a small part.
+            saved_bytes += tensor.nbytes
         # Detached: a node of the graph that refers to its own output would never be freed.
         return tensor.detach()
 

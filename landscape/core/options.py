@@ -180,7 +180,7 @@ def fit(where: str, value: Any, annotation: Any) -> Any:
 
 
 def _converted(where: str, value: Any, annotation: Any) -> Any:
-    """Return the value in the annotation's type; raise _UnfitError or InputError if it does not fit."""
+    """Return the value in the annotation's type; raise InputError, or _UnfitError, which has no message."""
     kind = get_origin(annotation) or annotation
     args = get_args(annotation)
     if kind is Any:
@@ -369,7 +369,7 @@ def check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *un
         TypeError: ``**options`` has a key that is not in the TypedDict of its annotation.
 
     Example:
-        >>> def halved(k: Count, form: Literal["up", "down"] = "up"): ...
+        >>> def halved(k: Count): ...
         >>> check_arguments(halved, {"k": 0})
         Traceback (most recent call last):
         landscape.core.errors.InputError: k: 0 is not allowed, it must be a whole number ≥ 1
