@@ -73,7 +73,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("curvature/operators.py", "mul_(2).sub_(1)", "mul_(2).sub_(0.9)"),
         ("curvature/trace.py", "products - 2 * basis_size", "products - 3 * basis_size"),
         ("curvature/chain_hessian.py", "moved - p * moved.sum(1, keepdim=True)", "moved"),
-        ("curvature/chain_hessian.py", "torch.addcmul(r, second, rzs[i - 1])", "torch.addcmul(r, second, rzs[k - 1], value=-1)"),
+        ("curvature/chain_hessian.py", "torch.addcmul(r, second, rzs[i - 1])", "torch.addcmul(r, second, rzs[i - 1], value=-1)"),
     ],
     FILLING: [
         ("evaluation/interpolant.py", "coefficients[:n] / np.diagonal", "coefficients[:n] * np.diagonal"),

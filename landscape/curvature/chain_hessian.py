@@ -168,9 +168,9 @@ class ChainHessian:
         weights = [w.expand(count, -1, -1) for w in self.weights]
         first_v = v[self.layers[0].step.weight].flatten(0, 1)
         last = len(self.layers) - 1
-        # For layer i > 0 and its output z, a chunk c has the input c.h[i - 1], and ∂L/∂z as c.delta[i - 1].
-        # For the activation h = act(z) after layer i, it has act′(z) as c.slopes[i], and act″(z)·∂L/∂h as
-        # c.curvatures[i].
+        # A chunk c stores for each layer i > 0 its input, c.h[i - 1], and ∂L/∂z of its output z,
+        # c.delta[i - 1]. For each layer i < last, whose activation is h = act(z), the chunk stores act′(z),
+        # c.slopes[i], and act″(z)·∂L/∂h, c.curvatures[i].
         for c in self.chunks:
             # Forward: rz and rh are the derivatives along v of a layer's output z and of the activation h.
             rzs: list[Tensor] = []
@@ -186,7 +186,7 @@ class ChainHessian:
                     rzs.append(rz)
                     rhs.append(rz * c.slopes[i])
             # Backward: r is the derivative along v of ∂L/∂z, from the last layer to the first.
-            r = self._output_hvp(c, rz)
+            r = self._output_hvp(c, rz)  # rz: that of the last layer
             for i in range(last, -1, -1):
                 step = self.layers[i].step
                 if step.bias:

@@ -253,8 +253,9 @@ class Differences:
         most about the difference between the products by two neighboring steps. The error from a kink of ReLU
         also shows in this difference, because the kink contributes unequally to the two products.
 
-        If the forward and the backward difference disagree about as much at a finer step, all steps contain
-        kinks. The error of the product may then be √(samples) times this disagreement.
+        Let d be the disagreement of the forward and the backward difference by a step. If d is more than half
+        of that by the next coarser step, all steps contain kinks. The error of the product may then be
+        √(samples)·d.
 
         ``g``: the function whose differences are taken; default: the gradient in the finest precision.
         """
@@ -262,7 +263,7 @@ class Differences:
         v, steps = self._in_weight_space(v), g.steps()  # steps: from the coarsest to the finest
         differences: dict[int, tuple[Tensor, float]] = {}  # index of a step -> product, disagreement
         middle = self._middle(g)
-        # The relative error at which no further step is tried (our choice).
+        # The relative error at which no further step is tried: FINE, or well below GOAL (our choice).
         goal = FINE if g.coarse == torch.float64 else GOAL / 3
         # The best step for smooth networks and its two neighbors, then finer steps, then coarser steps.
         order = [middle, middle - 1, middle + 1, *range(middle + 2, len(steps)), *range(middle - 2, -1, -1)]
@@ -313,7 +314,7 @@ class ShardedRanks(Ranks):
     def size(self, v: Tensor) -> int:
         return self.problem.size
 
-    def length(self, v: Tensor) -> int:
+    def local_size(self, v: Tensor) -> int:
         return self._length
 
     def generator(self, seed: int, like: Tensor) -> torch.Generator:

@@ -472,8 +472,8 @@ def check_differences(
     """
     start = [parameter.detach().clone() for parameter in active]
     ratio = float(norm(start) / norm(vectors))
-    # In units of ``vectors``. The cube root balances rounding and the error of a central difference. The 1e-3
-    # is for parameters that are zero (our choice).
+    # The step is in units of ``vectors``. The cube root balances rounding and the error of a central
+    # difference. The 1e-3 is for parameters that are zero (our choice).
     step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(ratio, 1e-3)
 
     def gradient_at(t: float) -> list[Tensor]:

@@ -151,7 +151,7 @@ def eigenpairs(
     if subset is problem:
         return results
     # A search whose refinement failed is repeated with all samples, unless it has used up its products or a
-    # residual is NaN or infinite.
+    # residual is NaN or infinite. Its new start is near the sum of its vectors, to have a part along each.
     failed = [i for i, result in enumerate(results) if not result.converged]
     again = [i for i in failed if results[i].products < target.max_products and finite(results[i].residuals)]
     if again:
@@ -214,10 +214,10 @@ class _SubsetSearch:
                 all_exact_products = (self._options.at(problem, theta)._images for theta in weights)
         searches = [search_eigenpairs(start, self._target) for start in starts]
         results = run_in_lockstep(searches, products)
-        name = str(problem.dtype).removeprefix("torch.")
-        name += "" if has_all else f", {subset.samples:,} of {problem.samples:,} samples"
+        search = str(problem.dtype).removeprefix("torch.")  # for the results' field of this name
+        search += "" if has_all else f", {subset.samples:,} of {problem.samples:,} samples"
         return [
-            replace(verify_and_refine(result, exact_products, self._target.residual_tol), search=name)
+            replace(verify_and_refine(result, exact_products, self._target.residual_tol), search=search)
             for result, exact_products in zip(results, all_exact_products, strict=True)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -219,8 +220,8 @@ class HessianOperator(SymmetricOperator):
             except double_backward.NoSecondDerivative as error:
                 if must_be_exact:
                     raise
-                # The memory check before the caller's function has counted the bytes of differences only if
-                # the model was known to lack second derivatives. Otherwise they are checked here.
+                # A public function checks its memory before it starts. The bytes of differences are included
+                # only if the model is then known to lack second derivatives; otherwise they are checked here.
                 if not lacks_second(problem):
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[failure_key] = True
@@ -246,8 +247,8 @@ class HessianOperator(SymmetricOperator):
         self.dtype, self.device = problem.dtype, problem.device
         self.arithmetic = str(problem.dtype).removeprefix("torch.")
         self._leaves = {name: view.detach() for name, view in problem.layout.views(weights).items()}
-        # Small weights are copied: copies are aligned in memory, so that kernels round alike on all devices.
-        # Large weights are shared with the problem, to save memory; a change of these is then detected.
+        # Weights are copied: copies are aligned in memory, so that kernels round alike on all devices. Only
+        # the problem's own large weights are shared with it, to save memory; a change of them is detected.
         shares_weights = weights is problem.weights and weights.nbytes > SHARED
         self._shared = (weights, weights._version) if shares_weights else None
         if not shares_weights:
@@ -318,19 +319,12 @@ class HessianOperator(SymmetricOperator):
         if self._has_all_graphs:
             yield from ((chunk, share, True) for chunk, share in self._graphs)
             return
-        chunk_type = CHUNKS[self.matrix]
         for i, (x, y, count, seed) in enumerate(self.problem.parts()):
             if i < len(self._graphs):
                 chunk, share = self._graphs[i]
                 yield chunk, share, True
                 continue
-
-            # Defaults bind x, y and seed of this chunk; a closure would read those of a later chunk.
-            def build(x: Any = x, y: Any = y, seed: int | None = seed) -> Chunk:
-                evaluation = self.problem.evaluating(seed)
-                with twice_differentiable(self.problem), evaluation, recordable(self.device):
-                    return chunk_type(self.problem, self._leaves, self._active, x, y)
-
+            build = functools.partial(self._build_chunk, x, y, seed)
             chunk, saved_bytes = with_saved_bytes(build, excluding=self._leaves.values())
             share = count / self.problem.samples
             saved_bytes += sum(part.nbytes for part in chunk.gradients)
@@ -345,6 +339,11 @@ class HessianOperator(SymmetricOperator):
             # An iterable may change the order of its batches, so a kept graph could stand for another batch
             # in the next pass. Therefore either all graphs are kept, or none.
             self._graphs = []
+
+    def _build_chunk(self, x: Any, y: Any, seed: int | None) -> Chunk:
+        evaluation = self.problem.evaluating(seed)
+        with twice_differentiable(self.problem), evaluation, recordable(self.device):
+            return CHUNKS[self.matrix](self.problem, self._leaves, self._active, x, y)
 
 
 def check_symmetric(problem: Problem, weights: Tensor, operator: HessianOperator) -> None:
@@ -405,7 +404,7 @@ def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOper
             if k == 0:
                 first_image = list(image)
         if isinstance(chunk, HessianChunk):
-            double_backward.check_graph(chunk.gradients if chunk.live else [])
+            double_backward.check_graph(chunk.gradients)
     del chunk, image, random  # frees memory for the differences of gradients
     if not (finite(forms) and math.isfinite(largest_norm)):
         raise operator._not_finite()

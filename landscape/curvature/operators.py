@@ -70,7 +70,7 @@ class Ranks:
         """The number of dimensions of the space of ``v``."""
         return len(v)
 
-    def length(self, v: Tensor) -> int:
+    def local_size(self, v: Tensor) -> int:
         """The count of numbers of ``v`` that a process holds, at most."""
         return len(v)
 
@@ -483,20 +483,20 @@ def krylov(
     def projected(w: Tensor) -> Tensor:  # the component of w that is orthogonal to the locked vectors
         return w - locked.T @ ranks.inner(locked, w).to(w)
 
-    size = ranks.size(start)
-    dimension = size - len(locked)
+    local_size = ranks.local_size(start)
+    dimension = ranks.size(start) - len(locked)
     wants_several = max(low, high) > 1
-    vector_bytes = ranks.length(start) * start.itemsize
+    vector_bytes = local_size * start.itemsize
     max_basis = max_basis_size(low + high, vector_bytes, wants_several)
     min_basis = min_basis_size(low + high, vector_bytes) + 1
-    vectors = Basis(start, min(max_basis, dimension) + 1, min_basis)
-    # A small matrix gets a basis of the whole space, which finds every copy of an eigenvalue at little cost.
+    vectors = Basis(start, count=min(max_basis, dimension) + 1, least=min_basis)
+    # A small matrix gets an invariant space, at little cost: the search then looks for copies of eigenvalues.
     must_complete = wants_several and dimension <= max_basis
     if len(locked):
         start = projected(projected(start))  # the second projection removes rounding errors
     torch.div(start, ranks.norm(start), out=vectors[0])
     t = np.zeros((len(vectors), len(vectors)))
-    columns_per_read = 1 if start.device.type == "cpu" or ranks.length(start) > LONG else READ
+    columns_per_read = 1 if start.device.type == "cpu" or local_size > LONG else READ
     unread_columns = list[Tensor]()  # columns of t that are still on the device
     j, products = 0, 0
     before_restart: tuple[Array, float] | None = None  # t and β before the first restart
@@ -543,7 +543,7 @@ def krylov(
             if i < j:  # the steps after step i are dropped, and the w of step i is restored
                 j, w = i, vectors[i + 1] * beta
             break
-        if j + 1 == len(vectors) - 1:  # the basis is full: restart with outer Ritz vectors, half as many
+        if j + 1 == len(vectors) - 1:  # full: restart with half as many vectors, the outer Ritz vectors
             count_per_end = max(1, (j + 1) // (4 if low and high else 2))
             retained = outer_indices(values, count_per_end if low else 0, count_per_end if high else 0)
             combine(rows_of(vectors.first(j + 1)), rotation[:, retained].T)

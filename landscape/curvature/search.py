@@ -414,7 +414,7 @@ def verify_and_refine(
         The pairs. They are ``converged`` if the search converged and each residual meets the tolerance up to
         rounding.
     """
-    # Lists of rows (P,), which grow without a copy.
+    # Lists of rows (P,), which grow without a copy. Each vector takes one product, its image.
     vectors, images = [*result.vectors], [*products(result.vectors)]
     ranks = result.target.ranks
     rounding = torch.finfo(result.vectors.dtype).eps * result.radius

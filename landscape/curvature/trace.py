@@ -151,7 +151,7 @@ def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | Non
     rng = h.ranks.generator(operand.seed, template)
     size = h.ranks.size(template)
     steps = min(steps, size)
-    basis_bytes = steps * h.ranks.length(template) * template.itemsize  # for one draw
+    basis_bytes = steps * h.ranks.local_size(template) * template.itemsize  # for one draw
     draws_at_once = max(1, min(draws, BASIS_BYTES // basis_bytes))
     report = progress or no_progress
     products = 0
