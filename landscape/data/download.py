@@ -102,7 +102,7 @@ def fetch(
         mirror: the URL of a copy of the files, used instead of the public mirrors.
         force: whether to replace existing files that have another checksum.
         progress: a function that takes the completed share, from 0 to 1.
-        message: a function that takes a line about each mirror that fails.
+        message: a function that takes a line about each failed mirror before the next one is tried.
 
     Returns:
         The path of each file -> whether this call downloaded it, in the order of SOURCES.
@@ -130,10 +130,7 @@ def fetch(
         for i, file in enumerate(missing):
             file_progress = portion(progress, i / len(missing), (i + 1) / len(missing))
             _download(mirrors, file, folder / file.name, file_progress, message)
-    was_downloaded = {}
-    for file, path in verified_paths.items():
-        was_downloaded[path or folder / file.name] = path is None
-    return was_downloaded
+    return {path or folder / file.name: path is None for file, path in verified_paths.items()}
 
 
 def _verified_path(name: str, root: Path, file: File, force: bool) -> Path | None:

@@ -257,6 +257,8 @@ def image_folder(
 ) -> Dataset:
     """Your own images: ``folder``/train/CLASS/*.jpg|jpeg|png and ``folder``/test/CLASS/….
 
+    ``augment`` is explained in :func:`image_set`.
+
     Args:
         folder: Below ``data_dir`` unless absolute. Classes are numbered in the order of their names.
         size: Images are cut to their middle square and scaled to size × size. 0: images stay unchanged, and
@@ -334,7 +336,7 @@ def digits(
         train_set = inputs[:train_samples], next_pixels[:train_samples]
         test_set = inputs[train_samples:], next_pixels[train_samples:]
         digest, loss = base.fingerprint((x, y, np.array(train_samples))), torch.nn.functional.cross_entropy
-        return Dataset(train_set, test_set, loss, digest, 17, columns={"label": y[:train_samples]})
+        return Dataset(train_set, test_set, loss, digest, classes=17, columns={"label": y[:train_samples]})
     train, test = (x[:train_samples], y[:train_samples]), (x[train_samples:], y[train_samples:])
     return base.classification(train, test, scale=16.0, classes=10)
 

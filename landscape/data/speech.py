@@ -248,7 +248,7 @@ def spoken_digits(
         utterances.append((file, digit))
     features = Features(rate, mels, context, positions, frames, imbalance)
     speaker_of_file = {file: speaker for file, _, speaker, _ in recordings}
-    return _speech_data("spoken-digits", root, train, test, 10, features, speaker_of_file)
+    return _speech_data("spoken-digits", root, train, test, 10, features, speaker_of_file)  # 10 words
 
 
 @registry.data_sets.add("speech-list")
