@@ -120,26 +120,30 @@ def test_what_is_differentiable_once_has_an_answer_that_says_how() -> None:
     np.testing.assert_allclose(top.values, scaled.flip(0)[:2], rtol=1e-4)
 
 
-def checkpointed(kind: str) -> nn.Module:
+def checkpointed(kind: str, alone: bool = False) -> nn.Module:
     """Attention whose activations are computed again in the backward pass, in one of PyTorch's two ways."""
     torch.manual_seed(0)
-    return certified.Tokens(kind)
+    model = certified.Tokens(kind)
+    if alone:  # only the block is trained, as with adapters
+        block = model.requires_grad_(False).block.requires_grad_(True)
+        block.register_forward_pre_hook(lambda _, args: args[0].requires_grad_())
+    return model
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("kind", ["checkpointed", "checkpointed re"])
-def test_activations_may_be_computed_again(kind: str) -> None:
+def test_activations_may_be_computed_again(kind: str, alone: bool) -> None:
     torch.manual_seed(0)
     tokens = torch.randint(7, (20, 5)), torch.randint(3, (20,))
-    plain = Problem(checkpointed("plain"), F.cross_entropy, tokens, dtype=torch.float64)
-    problem = Problem(checkpointed(kind), F.cross_entropy, tokens, dtype=torch.float64)
+    plain = Problem(checkpointed("plain", alone), F.cross_entropy, tokens, dtype=torch.float64)
+    problem = Problem(checkpointed(kind, alone), F.cross_entropy, tokens, dtype=torch.float64, check="full")
     at = plain.weights + 0.1 * torch.randn_like(plain.weights)
     torch.testing.assert_close(problem.gradient(at), plain.gradient(at))
     with pytest.warns(ProblemWarning, match=r"activation checkpointing.*differences of gradients"):
         same_ends(problem, dense_hessian(plain, at), residual_tol=1e-5, weights=at)
-    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(2, 1))
-    again = landscape.contour(plain, landscape.random_plane(plain), grid=(2, 1))
-    np.testing.assert_allclose(surface.loss, again.loss)
+    surfaces = [landscape.contour(p, landscape.random_plane(p), grid=(2, 1)) for p in (problem, plain)]
+    np.testing.assert_allclose(surfaces[0].loss, surfaces[1].loss)
     with pytest.raises(InputError, match="activation checkpointing"):
         HessianOperator(problem, matrix="gauss-newton")
 
@@ -211,11 +215,9 @@ def test_curvature_along_gradients_and_spread_take_differences() -> None:
     both = [Problem(cubed(once), F.cross_entropy, data(60), dtype=torch.float64) for once in (True, False)]
     generator = torch.Generator().manual_seed(0)
     weights = both[0].weights + 0.1 * torch.randn(4, 63, dtype=torch.float64, generator=generator)
-    drawn = {"weights": weights, "min_draws": 16, "max_draws": 16}
-    own, ref = (
-        landscape.batch_sharpness(p, 16, derivatives=by, **drawn)  # type: ignore[arg-type]
-        for p, by in zip(both, ("differences", "exact"), strict=True)
-    )
+    drawn: dict[str, Any] = {"weights": weights, "min_draws": 16, "max_draws": 16}
+    pairs = list(zip(both, ("differences", "exact"), strict=True))
+    own, ref = (landscape.batch_sharpness(p, 16, derivatives=by, **drawn) for p, by in pairs)
     assert (own.derivatives, ref.derivatives, ref.product_error) == ("differences", "exact", 0.0)
     for name in ("curvature", "learner_curvature"):
         assert np.abs(getattr(own, name) - getattr(ref, name)).max() <= own.product_error < 1e-6
@@ -223,10 +225,7 @@ def test_curvature_along_gradients_and_spread_take_differences() -> None:
     worse = dataclasses.replace(own, product_error=0.1)
     assert worse.standard_error == pytest.approx(math.hypot(own.standard_error, 0.1))
     assert worse.interval()[1] - own.interval()[1] == pytest.approx(0.1)
-    by = [
-        landscape.disagreement(p, weights, 2, derivatives=d)
-        for p, d in zip(both, ("differences", "exact"), strict=True)
-    ]
+    by = [landscape.disagreement(p, weights, 2, derivatives=d) for p, d in pairs]
     assert by[0].derivatives == "differences"
     assert by[0].cost == pytest.approx(by[1].cost, rel=1e-8)
     np.testing.assert_allclose(by[0].spread_share, by[1].spread_share, rtol=1e-2)

@@ -52,8 +52,8 @@ def tree_map(
         function: a function of a tensor.
         tree: tensors in nested tuples, lists and mappings; other objects stay as they are.
         kind: the type of objects to replace.
-        memo: only for the recursive calls: the new tensors by the ids of the old ones. (A nested function
-            needs no such argument, but keeps the tensors in memory until Python collects cycles.)
+        memo: only for the recursive calls: the new tensors by the ids of the old ones. (If a nested function
+            made these calls, it would keep the tensors in memory until Python collects cycles.)
     """
     memo = {} if memo is None else memo
     if isinstance(tree, kind):
@@ -119,6 +119,12 @@ def strided(tensor: Tensor) -> Tensor:
     tensor = tensor.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
     values = tensor.values()
     return torch.cat((tensor.indices().to(values), values[None]))
+
+
+def has_changed(before: Any, after: Any) -> bool:
+    """Return whether any tensor of ``after`` has other numbers than its original in ``before``."""
+    pairs = zip(named_tensors(before), named_tensors(after), strict=True)
+    return not all(torch.equal(strided(a).nan_to_num(), strided(b).nan_to_num()) for (_, a), (_, b) in pairs)
 
 
 def clone(tree: Any) -> Any:
@@ -310,7 +316,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     if not tensors:
         raise InputError(f"data: a batch holds no tensor, {needed}")
     counted_name, counted_tensor = tensors[0]
-    if counted_tensor.dim() == 0 or isinstance(y, (bool, int, float)):
+    if counted_tensor.dim() == 0 or isinstance(y, (bool, int, float)):  # a number of Python is no tensor
         number_name = counted_name if counted_tensor.dim() == 0 else "targets"
         raise InputError(f"data: a batch holds a single number as {number_name}, {needed}")
     length = len(counted_tensor)
@@ -321,6 +327,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
         return length
     for name, tensor in tensors:
         is_sparse = tensor.layout is not torch.strided
+        # The rows of an image's tensors are objects, not samples.
         if is_list_of_images or tensor.dim() == 0 or len(tensor) != length or is_sparse:
             found = f"{len(tensor) if tensor.dim() else 'no'} samples"
             if is_sparse:

@@ -25,6 +25,8 @@ from landscape.problem.batches import (
     attempt,
     call,
     clone,
+    graph_nodes,
+    has_changed,
     leaves,
     mark_as_recomputing,
     named_tensors,
@@ -78,17 +80,17 @@ def clones_for_pass(problem: MeanLoss, x: Any, y: Any) -> tuple[Any, Any]:
     return problem.data.leaves(x, y)
 
 
-def storing_modules(model: nn.Module, or_all: bool = True) -> list[str]:
+def storing_modules(model: nn.Module) -> list[str]:
     """Return the names of the user's modules that may store numbers computed from parameters in eval mode.
 
     They are the modules with a train() or eval() of their own. If there are none, they are the modules with
-    parameters or other tensors; and if there are none, all of the user's modules if ``or_all``.
+    parameters or other tensors; and if there are none, all of the user's modules.
     """
     modules = {name: module for name, module in model.named_modules() if not is_of_torch(module)}
     names = [name for name, module in modules.items() if has_own_mode(module)]
     if not names:
         names = [name for name, module in modules.items() if module._parameters or stored_tensors(module)]
-    return list(modules) if or_all and not names else names
+    return names or list(modules)
 
 
 def is_of_torch(module: nn.Module) -> bool:
@@ -143,34 +145,38 @@ def check_parameters(
 ) -> None:
     """Raise InputError unless a copy of ``original`` with the parameters ``weights`` has the problem's loss.
 
+    The copy is in eval mode, also if the problem's model has modules in training mode. The problem's gradient
+    must not miss a part of the loss, either.
+
     A model with activation checkpointing computes outputs again in its backward pass, with the module's own
     parameters. Then PyTorch raises an error that names checkpointing, or the gradient is wrong although the
-    loss is right. Such a model is marked (:func:`.recomputes`).
+    loss is right. Such a model is marked (:func:`.recomputes`). From then on only its loss is compared.
 
     Args:
         problem: the problem, whose model is checked.
         original: the user's module.
         x, y: some samples.
         weights: (P,).
-        training: the modules of the problem's model in training mode. The copy whose loss is compared is in
-            eval mode all the same.
+        training: the modules of the problem's model in training mode.
     """
     tensors = problem.layout.leaves(weights)
-    inputs, targets = clones_for_pass(problem, x, y)
     may_store = not all(is_of_torch(module) for module in problem.model.modules())
     # Losses of second passes: a user's module may store numbers in a first pass, and then use them again.
     later_losses = [_loss_after_overwriting(problem, tensors, x, y)] if may_store else []
-    with problem.evaluating(0):
+    if recomputes(problem.model):
+        loss, gradient = loss_of(problem, x, y, weights=weights), None
+    else:
+        inputs, targets = clones_for_pass(problem, x, y)
         outputs = functools.partial(problem.call, tensors, inputs)
-        loss, gradient = _loss_and_gradient(outputs, problem, list(tensors.values()), targets)
+        with problem.evaluating(0):
+            loss, gradient = _loss_and_gradient(outputs, problem, list(tensors.values()), targets)
     true_loss, true_gradient = reference_values(problem, original, x, y, weights, training)
     if training:
         true_loss, _ = reference_values(problem, original, x, y, weights)
     min_tolerance = 0.0 if problem.device.type == "cpu" else FUSED
     if may_store:
         later_losses.append(loss_of(problem, x, y, weights=weights))
-    all_losses = [loss, *later_losses]
-    wrong_losses = [value for value in all_losses if not equal(value, true_loss, problem, min_tolerance)]
+    wrong_losses = [v for v in (loss, *later_losses) if not equal(v, true_loss, problem, min_tolerance)]
     is_right = not wrong_losses
     if is_right and gradient is not None and true_gradient is not None:
         # One parameter at a time: copies of whole gradients in double precision would need much memory.
@@ -180,15 +186,12 @@ def check_parameters(
         # Gradients may differ by 10 times the tolerance of losses (our choice).
         if math.isfinite(norm) and math.hypot(*errors) > 10 * allowed * (norm + allowed):
             mark_as_recomputing(problem.model)
-        # A mode is the tuple of the modules in training mode. Modules without parameters stay in eval mode if
-        # the model computes outputs again, because its gradient says nothing about them.
-        is_recomputing = recomputes(problem.model)
-        modes = [() if training else tuple(storing_modules(original, or_all=not is_recomputing))]
+            gradient = true_gradient  # that of the module's own parameters, which the problem now uses
+        # A part that this gradient misses may be in that of a copy with other modules in training mode.
         users_modules = tuple(name for name, module in original.named_modules() if not is_of_torch(module))
-        if not is_recomputing and users_modules not in modes:
-            modes.append(users_modules)
+        other_modes = dict.fromkeys([() if training else tuple(storing_modules(original)), users_modules])
         arguments = problem, original, (x, y), weights, gradient, training
-        is_right = all(_gradient_is_complete(*arguments, other_training) for other_training in modes)
+        is_right = all(_gradient_is_complete(*arguments, other_training) for other_training in other_modes)
     if not is_right:
         wrong_loss = wrong_losses[0] if wrong_losses else loss
         submodules = [original.get_submodule(name) for name in storing_modules(original)]
@@ -250,7 +253,7 @@ def _gradient_is_complete(
     if not length > max(precision.tiny, 10 * tolerance(weights.dtype) * float(total.norm())):
         return True  # the gradients differ by rounding only, or are NaN
     if has_zero_part and _copies_share_numbers(original):
-        return False  # the losses below would be computed from the shared numbers
+        return False  # the losses below cannot decide: shared numbers would make them wrong
     # The mean of both gradients gives the slope along the direction. The step is so short that the difference
     # of the gradients changes the loss by at most the share RISE. The rise is from θ − step to θ + step.
     loss_size, slope = float(other_loss.abs()), float(total @ direction) / length / 2
@@ -280,7 +283,10 @@ def _loss_and_gradient(
     with torch.enable_grad():
         loss = problem.criterion(outputs(), y)
         gradient = None
-        if loss.requires_grad:
+        # Reentrant checkpointing hides its parameters from torch.autograd.grad, which gives zero for them.
+        if any(node.name() == "CheckpointFunctionBackward" for node in graph_nodes([loss])):
+            mark_as_recomputing(problem.model)
+        elif loss.requires_grad:
             try:
                 gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
             except RuntimeError as error:  # an operation without a derivative; contours need none
@@ -454,7 +460,7 @@ def _check_model(
     if has_changed(y, y_clone):
         problem.criterion = losses.ClonedTargets(problem.criterion)
     check_passes(problem, weights_before, loss, x, y)
-    # In training mode check_random() would not do: dropout has no effect yet before a matrix of zeros.
+    # In training mode check_random() may find equal losses: dropout before a matrix of zeros has no effect.
     if draws_numbers and training:
         raise InputError("model: it draws random numbers in training mode; draw them in an nn.Dropout")
     if draws_numbers and not problem.draws:
@@ -463,7 +469,7 @@ def _check_model(
     check_recorded(problem, weights_before, loss, recorded_loss, x, y)
     users_modules = [module for module in problem.model.modules() if not is_of_torch(module)]
     if any(has_own_mode(module) or stored_tensors(module) for module in users_modules):
-        # Such a module may store numbers of a pass.
+        # Such a module may store numbers of a pass, which become visible at these weights (see SHRUNK).
         moved_weights = [*moved_weights, SHRUNK * moved_weights[0]]
     for weights in moved_weights:
         check_parameters(problem, original, x, y, weights, training)
@@ -476,12 +482,6 @@ def _more_samples(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[An
     if resident is None or problem.data.samples <= AT_ONCE or not takes(problem, x):
         return resident or batch
     return take(resident, slice(AT_ONCE))
-
-
-def has_changed(before: Any, after: Any) -> bool:
-    """Return whether any tensor of ``after`` has other numbers than its original in ``before``."""
-    pairs = zip(named_tensors(before), named_tensors(after), strict=True)
-    return not all(torch.equal(strided(a).nan_to_num(), strided(b).nan_to_num()) for (_, a), (_, b) in pairs)
 
 
 def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: Any) -> None:
