@@ -229,8 +229,8 @@ class Checkpoint(Shown):
 
         Raises:
             InputError: a split or a learner that does not exist, or more samples than the split has.
-            OperationError: a model or data that is missing, data that differs from the run's data, or weights
-                that are NaN, infinite or do not fit the model.
+            OperationError: a model or data that is missing, the run's data set with another fingerprint, or
+                weights that are NaN, infinite or do not fit the model.
 
         Example:
             >>> data, loss = (torch.randn(9, 3), torch.randint(2, (9,))), torch.nn.functional.cross_entropy
@@ -245,7 +245,8 @@ class Checkpoint(Shown):
         if not (isinstance(loss, str) and loss == "data"):
             options["loss"] = loss  # None means the model's own loss
         defaults = {"split": SPLIT, "loss": "data", "randomness": "refuse"}
-        return self._problem(learner, **defaults | self.source | user_code.named(options))
+        # Arguments of this call replace those of using(), which replace the defaults.
+        return self._problem(learner, **defaults | self.source | user_code.resolved(options))
 
     def using(self, **source: Any) -> Checkpoint:
         """Return the run with a model, data or loss that its file does not contain.
@@ -265,7 +266,7 @@ class Checkpoint(Shown):
             >>> landscape.spectrum(run.using(model=linear, data=data), k=2).values.shape
             (2,)
         """
-        return dataclasses.replace(self, source=self.source | user_code.named(source))
+        return dataclasses.replace(self, source=self.source | user_code.resolved(source))
 
     def _problem(
         self, learner: str | int, split: str, loss: Any, *, model: Any = None, data: Any = None,
@@ -282,12 +283,11 @@ class Checkpoint(Shown):
         if not bool(torch.isfinite(center).all()):
             raise OperationError(f"{where}: its weights are NaN or infinite, all must be finite")
         data_name = self.data["name"]
-        if data is None and (is_user_defined(data_name) or not data_name):
-            reason, hint = "data is not known", "MODULE:NAME"
-            if data_name:
-                reason = f"data is '{data_name}', which a file cannot bring along"
-                hint = text_of(data_name, self.data["options"])
-            raise OperationError(f"{where}: its {reason}", give={"data": hint})
+        if data is None and not data_name:
+            raise OperationError(f"{where}: its data is not known", give={"data": "MODULE:NAME"})
+        if data is None and is_user_defined(data_name):
+            words = f"{where}: its data is '{data_name}', which a file cannot bring along"
+            raise OperationError(words, give={"data": text_of(data_name, self.data["options"])})
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
         # A stored buffer has a row for each learner: take the mean of the rows, or the learner's row.
         take = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)

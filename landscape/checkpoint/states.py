@@ -229,7 +229,8 @@ class _Piece(NamedTuple):
 def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
     """Return the nested dicts of a distributed checkpoint, and the pieces of each tensor by the tensor's id.
 
-    The tensors in the dicts are on the device "meta"; values other than tensors are None.
+    The tensors in the dicts are on the device "meta"; values other than tensors are None. The index holds
+    :class:`_Inert` objects, whose attributes are in ``state``.
     """
     with open_regular(path, MOST) as file, readable(path):
         try:
@@ -245,7 +246,7 @@ def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
             piece = _Piece(corner, path.with_name(place["relative_path"]), place["offset"], place["length"])
             pieces_by_name.setdefault(name, []).append(piece)
         nested, pieces_by_id = dict[str, Any](), dict[int, list[_Piece]]()
-        keys_by_name = index["planner_data"] or {}
+        keys_by_name = index["planner_data"] or {}  # the keys that lead to each value in the nested dicts
         for name, metadata in index["state_dict_metadata"].items():
             *outer_keys, last_key = keys_by_name.get(name, (name,))
             innermost, tensor = nested, None

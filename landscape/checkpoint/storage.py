@@ -159,7 +159,7 @@ class _Entry:
     """A result of the file, and whether a computation has completed it since the file was opened."""
 
     result: Result
-    is_complete: bool = False
+    completed_since_open: bool = False
 
 
 Mode = Annotated[str, OneOf(("r", "a", "w"))]
@@ -290,7 +290,7 @@ class ResultFile:
                     words = f"its {name} is {_word(stored)} and not {_word(wanted)}"
                     raise self._conflict(f"holds another result, {words}")
             return [*self]
-        self._entries = [_Entry(result, is_complete=True) for result in compute()]
+        self._entries = [_Entry(result, completed_since_open=True) for result in compute()]
         self._changed = True
         self._write(new_settings)
         return [*self]
@@ -370,7 +370,7 @@ class ResultFile:
         unfit_results = []
         for entry in self._entries:
             result = entry.result
-            if entry.is_complete or _different_sources(source, getattr(result, "source_sha256", "")):
+            if entry.completed_since_open or _different_sources(source, getattr(result, "source_sha256", "")):
                 continue
             difference = differs(result) if isinstance(result, kind) else f"it holds a {result.schema}"
             if not difference:
@@ -379,8 +379,7 @@ class ResultFile:
                 return result
             unfit_results.append((result, difference))
         if unfit_results:
-            result, difference = unfit_results[0]
-            self.drop(result, difference)
+            self.drop(*unfit_results[0])
         return None
 
     def only(self, sources: Sequence[str]) -> None:
@@ -446,7 +445,8 @@ class ResultFile:
 
         Args:
             result: a result of the same class as the others in the file.
-            finished: whether the result is complete. A complete result is not resumed (:meth:`earlier`).
+            finished: whether the result is complete. A complete result is not resumed before the file is
+                opened again (:meth:`earlier`).
 
         Raises:
             OperationError: as for :meth:`add`.
@@ -465,9 +465,8 @@ class ResultFile:
             entry = _Entry(result)
             self._entries.append(entry)
             self._changed = True
-        if entry.result is not result:
-            self._changed = True
-        entry.result, entry.is_complete = result, finished
+        self._changed |= entry.result is not result
+        entry.result, entry.completed_since_open = result, finished
         self._current = None if finished else entry
         self._write()
 

@@ -252,8 +252,8 @@ def load_data(where: str, spec: Spec, data_dir: str | Path | None) -> UserData |
     return as_data(_make(where, spec))
 
 
-def named(source: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of :meth:`landscape.Checkpoint.problem` with objects in place of names."""
+def resolved(source: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of :meth:`landscape.Checkpoint.problem` with objects in place of their names."""
     source_options = dict(source)
     if isinstance(name := source.get("model"), str):
         source_options["model"] = partial(build_model, "model", known_spec("model", name, registry.models))

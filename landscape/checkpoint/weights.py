@@ -81,9 +81,9 @@ def unwrapped_state(
         if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
             message(f"{where}: dropped '{prefix}'")
-    first_name = min(names, default="")  # finds the prefixes, which are then tried with all names
+    first_name = min(names, default="")  # any one name finds the prefixes to try
     if first_name in state:
-        return state
+        return state  # the names have no prefix
     prefixes = [name.removesuffix(first_name) for name in state if name.endswith(f".{first_name}")]
     complete_prefixes = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
     if len(complete_prefixes) != 1:
@@ -112,10 +112,11 @@ def fitting_tensors(
     older than PyTorch 0.4.1 have no counts). If the model has frozen parameters and the state has none of
     them, the state is that of an adapter. Then the model's own frozen parameters and buffers are yielded.
     """
+    # The constants are the frozen parameters and the buffers.
     constants, parameters = _constants(model), dict(model.named_parameters())
     frozen = constants.keys() & parameters.keys()
     if frozen and not frozen & state.keys():
-        # Only the names in the model contain the adapter's name.
+        # The adapter's file leaves out the adapter's name, which the names in the model contain.
         names_in_model = {ADAPTER.sub(r"\1", key): key for key in parameters.keys() - frozen}
         state = constants | {names_in_model.get(key, key): value for key, value in state.items()}
         message(f"{path}: an adapter; the frozen parameters of {name} do not change")
@@ -216,6 +217,7 @@ def import_state(
     for path in state_paths:
         for file in states.files_of(path):
             recipe += f'[[import]]\nfile = {json.dumps(file.name)}\nsha256 = "{hdf5.sha256(file)}"\n'
+    # Counts of batches may be missing in some of the files.
     common_names = [key for key in buffers[0] if all(key in learner_buffers for learner_buffers in buffers)]
     return Checkpoint(
         weights=torch.stack(weights) if len(weights) > 1 else weights[0][None],  # one learner: no copy
@@ -258,7 +260,7 @@ def load_weights(path: str | Path, into: nn.Module) -> nn.Module:
     names = {*model.state_dict()}
     if any(tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, Tensor)):
         raise InputError("into: a model on the device 'meta' has no numbers; make it on another device")
-    content = _content_of_file(Path(path), "path", model)
+    content = _content_of_file(Path(path), name="path", model=model)
     state = unwrapped_state(path, _tensors_of(model, content, str(path), names), names)
     tensors = dict(fitting_tensors(path, state, model, type(model).__name__))
     model.load_state_dict(tensors, strict=False)  # the dict has only one name of each tied tensor
