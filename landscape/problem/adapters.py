@@ -37,8 +37,8 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
             into components. The name of B has the second component where the name of A has the first.
 
     Raises:
-        InputError: no parameters have the given components, or two factors have no product. Components of
-            :data:`PEFT` may be missing.
+        InputError: no parameters have the given components (only those of :data:`PEFT` may be missing), or
+            two factors have no product.
     """
     slots, pairs = {slot.name: slot for slot in layout.slots}, list[tuple[Slot, Slot]]()
     for component_a, component_b in factors:
@@ -119,7 +119,7 @@ class Products:
         """Round each product to a product of factors that a file can store, by a truncated SVD.
 
         Args:
-            theta: (P',), the products.
+            theta: (P',), the products and the other parameters.
             rank: the largest rank of the factors; None: the rank of each product.
             dtypes: the dtypes in which a file stores factors and other parameters, by name.
 
@@ -134,7 +134,7 @@ class Products:
             u, singular_values, vh = torch.linalg.svd(double(views[a.name].flatten(1)), full_matrices=False)
             own_rank = int((singular_values > ROUNDING * singular_values[0]).sum())
             ranks.append(own_rank)
-            kept_rank = min(rank or own_rank, own_rank)
+            kept_rank = own_rank if rank is None else min(rank, own_rank)
             squared_error += float(singular_values[kept_rank:].square().sum())
             squared_norm += float(singular_values.square().sum())
             root = singular_values[:kept_rank].sqrt()
@@ -142,6 +142,7 @@ class Products:
             factor_a = factor_a.to(dtypes.get(a.name, factor_a.dtype))
             factor_b = factor_b.to(dtypes.get(b.name, factor_b.dtype))
             factors[a.name] = factor_a, factor_b
+        # Not those of the products, which have the names of A. (Those of B belong to no parameter here.)
         other_dtypes = {name: dtype for name, dtype in dtypes.items() if name not in factors}
         rounded_theta = rounded(self.problem, theta, other_dtypes)
         error = math.sqrt(squared_error / max(squared_norm, 1e-300))

@@ -231,7 +231,7 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
     pairs = [(wide.at(weights), weights) for weights in (first.to(wide.weights), second.to(wide.weights))]
     largest_changes, largest_values = [0.0, 0.0], [0.0, 0.0]  # both: of the loss, of the outputs
     evaluated_samples = 0.0
-    for x, y, weight, seed in wide.parts():
+    for x, y, sample_count, seed in wide.parts():
         values = []
         for problem_there, weights in pairs:
             with wide.evaluating(seed):
@@ -241,7 +241,7 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
         for k, (a, b) in enumerate(zip(at_first, at_second, strict=True)):
             largest_changes[k] = max(largest_changes[k], float((a - b).abs().nan_to_num(torch.inf).max()))
             largest_values[k] = max(largest_values[k], float(a.abs().max()))
-        evaluated_samples += weight
+        evaluated_samples += sample_count
         if evaluated_samples >= count:
             break
     return max(c / value if value else c for c, value in zip(largest_changes, largest_values, strict=True))
@@ -283,7 +283,8 @@ def aligned(
     networks on the same samples, which is the sum of the correlations of units (Li et al. 2015, section 3).
 
     Raises:
-        InputError: the aligned weights compute another function than ``b``.
+        InputError: the aligned weights compute another function than ``b``, or the outputs of ``b`` are NaN
+            or infinite.
     """
     choose("align", by, BY)
     symmetry = Symmetry.of(problem)

@@ -278,7 +278,7 @@ def class_counts(
 
     Args:
         equations: the equations.
-        only_determined: whether to leave out weights that the equations do not determine.
+        only_determined: whether the equations must determine the weights; otherwise any that hold will do.
         gather: returns the list of its arguments on all ranks of torch.distributed; None: a single rank.
     """
     # Of this rank's equations: the rounding, and the rows by Key.
@@ -291,7 +291,7 @@ def class_counts(
         for key, row in row_by_key.items():
             rows.setdefault(key, []).append(row)
     counts = []
-    for (name, number, cut), tensor_rows in rows.items():
+    for (name, number, cut), tensor_rows in rows.items():  # for each tensor of the targets
         classes = sorted({c for row in tensor_rows for c in row})
         if len(classes) > MAX_CLASSES:
             continue
@@ -302,7 +302,7 @@ def class_counts(
         if only_determined and is_counted.sum() <= 1:
             continue
         weights = torch.zeros(len(classes), dtype=torch.float64)
-        if len(classes) > 1 and bool(is_counted.any()):  # one class alone does not determine its weight
+        if len(classes) > 1 and bool(is_counted.any()):  # any weight of a single class holds
             weights[is_counted] = _orthogonal(system[:, is_counted], limit, only_determined)
         if bool(weights.isfinite().all()):
             by_class = dict(zip(classes, weights.tolist(), strict=True))

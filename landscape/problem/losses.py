@@ -445,8 +445,7 @@ def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: 
         loss(outputs, targets)
         if not broadcasts.found:
             return
-    change = "unsqueeze(-1)" if outputs.dim() > targets.dim() else "squeeze(-1)"
-    expression = f"targets.{change}"
+    expression = "targets.unsqueeze(-1)" if outputs.dim() > targets.dim() else "targets.squeeze(-1)"
     if not targets.is_floating_point():
         expression += ".to(outputs)"
     raise InputError(

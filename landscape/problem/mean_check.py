@@ -242,8 +242,8 @@ class Losses:
     ) -> Iterator[Equation]:  # fmt: skip
         """Yield equations of each batch and its parts, and of adjacent parts of successive batches.
 
-        Parts that the loss or the model does not accept have no equation. For a batch (but not the first)
-        without any equation, an equation is yielded that holds with no count.
+        Parts that the loss or the model does not accept have no equation. A batch (but not the first) without
+        any equation has one that holds with no count, so that none is accepted.
 
         Args:
             batches: the batches, on the device.
@@ -503,9 +503,8 @@ class _Decision:
             samples = Samples(None, *problem.data.place((few.x, few.y)))
             exact_equation = exact.equation(samples, few.ends)
             # They differ if a mark of missing targets, such as -99.9, is another number in float64.
-            equation = (
-                exact_equation if exact.eps < losses.eps and exact_equation.equals(equation) else equation
-            )
+            if exact.eps < losses.eps and exact_equation.equals(equation):
+                equation = exact_equation
         return equation.combines_by(self.terms)
 
 
@@ -519,7 +518,7 @@ def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> 
         batch_count += 1
         by_code |= {count.code: count for count in counts.candidates(x, y)}
     usual_counts = [*by_code.values()]
-    ragged, uncut = losses.problem.data.ragged, False
+    ragged, by_lengths = losses.problem.data.ragged, False
 
     def those_that_hold(some_counts: Iterable[Count], uncut: bool = False, shift: int = 0) -> list[Count]:
         """Return the counts with which the hints and the equations of all batches hold."""
@@ -536,21 +535,22 @@ def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> 
     if ragged and not remaining:
         remaining = those_that_hold([count for count in usual_counts if count.cut], shift=1)
     if ragged and not remaining:
-        # Counts may be lengths given among the inputs. Cut targets would not change these: none are cut.
-        uncut = True
+        # The inputs may hold lengths, which stay the same if targets are cut. So no targets are cut.
+        by_lengths = True
         lengths = [count for count in usual_counts if count.of_inputs and count.function == "numbers"]
-        remaining = those_that_hold(lengths, uncut)
+        remaining = those_that_hold(lengths, uncut=True)
     if not remaining and (not hints or counts.class_counts(hints, only_determined=False)):
-        # Two equations for each of the most classes (our choice), unless each part needs its own pass.
+        # Two equations for each of MAX_CLASSES classes (our choice), unless each part needs its own pass.
         cuts = math.ceil(2 * MAX_CLASSES / batch_count) if losses.by_outputs else 1
-        remaining = those_that_hold(counts.class_counts(losses.equations(batches(), ragged, cuts)), uncut)
+        class_counts = counts.class_counts(losses.equations(batches(), ragged, cuts))
+        remaining = those_that_hold(class_counts, uncut=by_lengths)
     # The equation of the two batches that the counts weigh most differently may exclude some counts.
     while remaining:
         rows = [[float(count(x, y).sum()) for count in remaining] for x, y in batches()]
         totals = torch.tensor(rows, dtype=torch.float64)  # (batches, counts)
-        pair = counts.most_different_batches(totals)
+        pair = counts.most_different_batches(totals)  # [] if the counts weigh the batches alike
         samples = [losses.samples(*batch) for number, batch in enumerate(batches()) if number in pair]
-        equation = attempt(losses.of_two, *samples, pair[0], uncut) if samples else None
+        equation = attempt(losses.of_two, *samples, pair[0], by_lengths) if samples else None
         still_remaining = remaining if equation is None else counts.that_hold(remaining, [equation])
         if len(still_remaining) == len(remaining):
             return counts.unambiguous(remaining, totals)

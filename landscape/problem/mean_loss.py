@@ -560,10 +560,10 @@ class MeanLoss:
         differentiate = backward if is_recomputing else gradients
         total = 0.0
         with context as parameters:
-            for i, (x, y, weight, seed) in enumerate(self.parts()):
+            for i, (x, y, count, seed) in enumerate(self.parts()):
                 with self.evaluating(seed):
                     outputs = own_outputs(problem, x) if is_recomputing else problem.call(parameters, x)
-                    chunk_loss = self.criterion(outputs, y) * (weight / self.samples)
+                    chunk_loss = self.criterion(outputs, y) * (count / self.samples)
                 chunk_gradients = differentiate(chunk_loss, list(parameters.values()))
                 for view, addend in zip(self.layout.views(gradient).values(), chunk_gradients, strict=True):
                     if i == 0:

@@ -141,6 +141,7 @@ class Problem(MeanLoss):
         self.check, self.name = check, name
         check_kinds(model, loss)
         original = unwrapped(model)
+        # This also sets the layout, the device, the dtype and the model's own weights.
         self._set_model(layout.independent_copy(original), device, dtype)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, self.dtype)
         self.penalty, self.weight_decay = penalty, weight_decay
@@ -360,8 +361,8 @@ def chain(problem: Problem) -> list[Layer] | None:
 
     The first layer may be Flatten, which is not returned. The model must be an ``nn.Sequential`` itself (a
     subclass may have another forward pass), without hooks or parametrizations. Its linear layers must have
-    all parameters of θ, and each layer must be used once. The inputs must be (N, features) or, with Flatten,
-    (N, …).
+    all parameters of θ, and each of them must be used once. The inputs must be (N, features) or, with
+    Flatten, (N, …).
     """
     model, tensors = problem.model, problem.data.tensors
     if tensors is None or not problem.separable or type(model) is not nn.Sequential:

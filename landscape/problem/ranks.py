@@ -422,7 +422,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
     equations = batch_equations()
     with _joint_passes(problem):  # an equation of the first samples of this rank and of the rank before
         batch = losses.samples(*next(_rank_batches(problem)))
-        # As many samples as have MAX_NUMBERS numbers, but at least 1 and at most MAX_ROWS.
+        # As many samples as have MAX_NUMBERS numbers in their tensors, but at least 1 and at most MAX_ROWS.
         sample_count = min(MAX_ROWS, max(1, MAX_NUMBERS * batch.size // max(1, batch.numbers)))
         first_samples = batch.rows(slice(sample_count))
         inputs = first_samples.x if model_has_loss else None  # other losses need the outputs only
@@ -454,7 +454,8 @@ def check_mean(problem: Any, terms: Terms) -> None:
     remaining = those_that_hold([counts.ONES, *by_code.values()])
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
-        # More cuts give more equations, which must determine the weights of up to MAX_CLASSES classes.
+        # More cuts give more equations, which must determine the weights of up to MAX_CLASSES classes. Only
+        # for a model with its own loss, which makes a pass for each part, there are fewer.
         cuts = CUTS if model_has_loss else math.ceil(2 * counts.MAX_CLASSES / batches)
         by_class = counts.class_counts([*equations, *batch_equations(cuts)], gather=problem._gathered_objects)
         remaining = those_that_hold(by_class)

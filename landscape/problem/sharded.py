@@ -105,6 +105,7 @@ class ShardedProblem(Exchanges):
         self._reshard()
         parameters: dict[str, Any] = dict(inner.named_parameters())
         self.layout = Layout.of(inner)
+        # Vectors have the numbers of the chosen pieces: of all, unless of() chooses some.
         self.pieces = self.chosen = tuple(Piece.of(s, parameters[s.name]) for s in self.layout.slots)
         if not self.pieces:
             raise InputError("model: it has no trainable parameters, at least one is needed")
@@ -125,7 +126,7 @@ class ShardedProblem(Exchanges):
         self.check = fit("check", check, Check)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first_part.dtype)
         term_counter = Terms(self.criterion, terms)
-        self.samples, self.draws, self.randomness = 1, 0, "refuse"  # _set_data() counts the samples
+        self.samples, self.draws, self.randomness = 1, 0, "refuse"  # samples: counted below
         x, y = self._on_all(lambda: self._set_data(data, term_counter))
         if check != "off":
             ranks.check_batches(self)
@@ -148,7 +149,7 @@ class ShardedProblem(Exchanges):
         share_of_distinct_data = len(set(self._by_rank(checksum).tolist())) / self.ranks
         self.samples = round(float(self._by_rank(self.data.samples).sum()) * share_of_distinct_data)
         self.mask = self._mask()
-        # With these values no faster method divides the data, as none does for data in batches.
+        # What faster methods ask a problem for: these values say that none may divide the data.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
         if check != "off":
             ranks.check_ranks(self, x, y, term_counter)

@@ -288,7 +288,7 @@ class Axes:
         if torch.Tag.pointwise in func.tags or name in _LIKE_POINTWISE:
             return [self._broadcast(operands, outputs[0].dim())]
         if name in _VIEWS | _VIEWS_IN_PLACE and outputs[0].dtype == step.tensors[0].dtype:
-            # The same views of a contiguous tensor have the strides that axes_of_view() needs.
+            # axes_of_view() needs strides in a contiguous tensor: the operation is repeated on one.
             other_arguments = {key: value for key, value in arguments.items() if key != "self"}
             views = _tensors(func(torch.empty(step.shapes[0]), **other_arguments))
             return [axes_of_view(input_axes, view) for view in views]
@@ -472,7 +472,7 @@ def trace_of(problem: MeanLoss) -> Trace:
                 continue
             operand_axes = axes.axes_of.get(id(t), [])
             summed_spaces = {*spaces(operand_axes)} - output_spaces  # a sum removes a space
-            if any(not space.reason for space in summed_spaces):
+            if any(not space.reason for space in summed_spaces):  # its units may be permuted
                 # An activation in several operations has one address and shape, and is listed once.
                 place = Place(number, k, step.func, t.shape)
                 summed_activations.setdefault((t.data_ptr(), t.shape), (place, operand_axes))
