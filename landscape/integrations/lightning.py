@@ -171,8 +171,9 @@ def step_model(module: Any) -> nn.Module:
     """Return a module that shares the parameters of ``module`` and whose output is training_step's loss.
 
     The new module is called with ``landscape_batch=batch``, and returns {"loss": Tensor}. It logs nothing,
-    and stores nothing of a batch. Its ``current_epoch`` and ``global_step`` are always those of ``module``,
-    because the loss may depend on them. Its class has the name of the user's class.
+    and stores nothing of a batch (:func:`_loss_of_step`). Its ``current_epoch`` and ``global_step`` are
+    always those of ``module``, because the loss may depend on them. Its class has the name of the user's
+    class.
     """
     user_class = type(module)
 

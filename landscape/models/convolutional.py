@@ -290,8 +290,8 @@ def googlenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
         if plan is None:
             layers.append(nn.MaxPool2d(3, 2, 1))
             continue
-        # Output channels of the convolutions of a block with four branches. Three branches have a 1×1
-        # convolution besides: before the 3×3, before the 5×5, and after the pooling.
+        # Output channels of the convolutions in a block's four branches: a 1×1; a 1×1 before a 3×3; a 1×1
+        # before a 5×5, which is two 3×3; and a 1×1 after the pooling.
         of_1x1, before_3x3, of_3x3, before_5x5, of_5x5, after_pool = (scaled(n, width) for n in plan)
         branch_1x1 = conv_bn(channels, of_1x1, bias=True)
         branch_3x3 = nn.Sequential(

@@ -408,7 +408,7 @@ def _scenes(items: Sequence[Item]) -> tuple[dict[str, Any], ...]:
 
 
 def _scene(label: str, surface: Surface, level_scale: LevelScale) -> dict[str, Any]:
-    """Return the JSON object of a picture of Plotly: the loss as height above the plane, and its marks.
+    """Return the JSON object of a picture of Plotly: the loss as height above the plane, and marks on it.
 
     The object has the picture's name, the "data" that Plotly draws, and the "scene" with the axes.
     """

@@ -354,7 +354,7 @@ def check_analysis(
     Example:
         >>> import landscape
         >>> options = {"batch": 6, "k": 2, "min_draws": 4, "max_draws": 4}
-        >>> check_analysis(landscape.noise_alignment, options, refused={"tol": 0.0}, only="seed")
+        >>> check_analysis(landscape.noise_alignment, options, refused={"batch": 0}, only="refusals")
     """
     settings = options or {}
 
