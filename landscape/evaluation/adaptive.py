@@ -37,7 +37,7 @@ import scipy  # loads its parts when they are used
 
 from landscape.core.hdf5 import Array
 from landscape.evaluation.fit import Fit
-from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, follow
+from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, follow, widest_holes
 
 # All numbers here are our choice, from the surfaces of benchmarks/surfaces.py and others of these families.
 BASE = 13  # points of the coarsest level along an axis: smooth surfaces need no more for 1%
@@ -156,6 +156,7 @@ class _Grid:
         at = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
         self.step = 2.0 / max(1, at.max())
         self.at = self.step * at - 1.0  # (K, d)
+        self.half_steps = 2 * at + 1  # (K, d), in units of half a step, counted from half a step outside
         self.exact = np.zeros(len(at), bool)
         self._evaluations, self._columns = evaluations, evaluations.columns
         self._tolerance, self.guide = tolerance, guide
@@ -579,21 +580,14 @@ def _check_points(rng: np.random.Generator, grid: _Grid, expected: Array, count:
     proportion to the ``expected`` errors (M,) at the open points. With ``probing``, as many as possible are
     those with the largest expected errors instead.
     """
-    at = grid.at[grid.open]
     everywhere = np.zeros(len(grid.at))
     everywhere[grid.open] = expected
     largest = grid.largest_expected(everywhere, threshold=0.0, count=count if probing else 0)
     chosen: list[int] = np.searchsorted(grid.open, largest).tolist()
-    # Half a step around each point: the middle of a hole is often between points. (corners, M, d)
-    around = at + 0.5 * grid.step * np.array(list(itertools.product((-1, 1), repeat=at.shape[1])))[:, None]
-    distance = scipy.spatial.cKDTree(np.concatenate([grid.at[grid.exact], at[chosen]])).query(around)[0]
-    distance[:, chosen] = 0.0
-    for _ in range(count - len(chosen) if probing else int(COVERING * count)):
-        widths = distance.max(0) * rng.uniform(1 - JITTER, 1, len(at))
-        chosen.append(int(widths.argmax()))
-        distance = np.minimum(distance, np.linalg.norm(around - at[chosen[-1]], axis=-1))
-        distance[:, chosen] = 0.0
-    remaining = np.setdiff1d(np.arange(len(at)), chosen)
+    count_in_holes = count - len(chosen) if probing else int(COVERING * count)
+    exact, candidates = grid.half_steps[grid.exact], grid.half_steps[grid.open]
+    chosen = widest_holes(rng, exact, candidates, chosen, count_in_holes, JITTER)
+    remaining = np.setdiff1d(np.arange(len(grid.open)), chosen)
     weights = expected[remaining] + 1e-3 * expected.max() + 1e-300
     sample = rng.choice(remaining, count - len(chosen), replace=False, p=weights / weights.sum())
     return np.union1d(chosen, sample)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +27,8 @@ class _Function:
         coefficients: the interpolant's coefficients.
         base: (K,), a constant; with a guide, a constant plus a multiple of the guide.
         leave_one_out: (N,), at each exact point, the error of the function through the N − 1 other points.
-        guide_error: (K,), the expected error where the interpolant does not follow the guide; 0 without a
-            guide.
+        guide_error: returns the expected errors (K,) where the interpolant does not follow the guide; 0
+            without a guide.
     """
 
     log: bool
@@ -36,7 +36,7 @@ class _Function:
     coefficients: Array
     base: Array
     leave_one_out: Array
-    guide_error: Array
+    guide_error: Callable[[], Array]
 
     @classmethod
     def through(cls, values: Array, interpolant: Interpolant, log: bool, size: int) -> _Function:
@@ -44,7 +44,7 @@ class _Function:
         mean = float(values.mean())
         coefficients = interpolant.coefficients(values - mean)
         leave_one_out = interpolant.left_out(coefficients)
-        return cls(log, interpolant, coefficients, np.full(size, mean), leave_one_out, np.zeros(size))
+        return cls(log, interpolant, coefficients, np.full(size, mean), leave_one_out, lambda: np.zeros(size))
 
     def guided(self, guide: Array, at: Array, exact: Array) -> _Function:
         """Return the function with a multiple of ``guide`` (K,) in its base, which the interpolant corrects.
@@ -57,9 +57,12 @@ class _Function:
         share = float(self.leave_one_out @ guide_left_out / max(guide_left_out @ guide_left_out, 1e-300))
         leave_one_out = self.leave_one_out - share * guide_left_out
         ratio = float(np.abs(leave_one_out).mean() / max(np.abs(guide_left_out).mean(), 1e-300))
-        guide_error = np.nan_to_num(ratio * np.abs(self.interpolant(coefficients, at) - guide))
-        coefficients, base = self.coefficients - share * coefficients, self.base + share * guide
-        return _Function(self.log, self.interpolant, coefficients, base, leave_one_out, guide_error)
+
+        def guide_error() -> Array:  # only of the function that is chosen: it takes longest
+            return np.nan_to_num(ratio * np.abs(self.interpolant(coefficients, at) - guide))
+
+        difference, base = self.coefficients - share * coefficients, self.base + share * guide
+        return _Function(self.log, self.interpolant, difference, base, leave_one_out, guide_error)
 
 
 class Fit:
@@ -87,6 +90,7 @@ class Fit:
                     centered = centered - centered[exact].mean()
                     candidates.append(function.guided(centered, at, exact))
         self._function = min(candidates, key=functools.partial(self._usual_error, values[exact]))
+        self._guide_error = self._function.guide_error()
 
     @property
     def smooth(self) -> bool:
@@ -145,4 +149,4 @@ class Fit:
         holes = np.minimum(distance[:, None] / spacing[nearest], 1.0)
         errors = np.abs(self._function.leave_one_out)[nearest]
         largest = (errors * holes**self._function.interpolant.order).max(1)
-        return np.maximum(largest, self._function.guide_error[indices])
+        return np.maximum(largest, self._guide_error[indices])

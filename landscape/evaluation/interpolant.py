@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -165,7 +166,10 @@ def _product(matrix: Array, vector: Array) -> Array:
 def monomials(at: Array, degree: int) -> Array:
     """Return the monomials up to the degree at the points ``at`` (K, d), as (K, M)."""
     exponents = [e for e in np.ndindex(*[degree + 1] * at.shape[1]) if sum(e) <= degree]
-    return np.stack([np.prod(at**e, axis=1) for e in exponents], axis=1)
+    columns = at.T
+    return np.stack(
+        [math.prod(x**power for x, power in zip(columns, e, strict=True)) for e in exponents], axis=1
+    )
 
 
 def follow(
@@ -225,3 +229,44 @@ def follow(
         residual[index] = 0.0
         chosen.append(index)
     return np.array(chosen, dtype=int)
+
+
+def widest_holes(
+    rng: np.random.Generator,
+    exact: Array,
+    candidates: Array,
+    chosen: Sequence[int],
+    count: int,
+    jitter: float,
+) -> list[int]:
+    """Return ``chosen`` and ``count`` more positions in ``candidates``, in the widest holes between points.
+
+    Points are in half steps of a grid, all odd. The middle of a hole is often between points: the width at a
+    candidate is the largest distance of its corners, half a step around it, from exact and chosen points.
+    Each width is reduced by a random share.
+
+    Args:
+        rng: the generator of the shares.
+        exact: (N, d).
+        candidates: (M, d).
+        chosen: positions of candidates.
+        count: the number of further positions.
+        jitter: the largest share.
+    """
+    size, dimension = np.concatenate([exact, candidates]).max(0) + 2, candidates.shape[1]
+    empty = np.ones(size, bool)
+    empty[tuple(exact.T)] = empty[tuple(candidates[chosen].T)] = False
+    at_corners = (slice(None, None, 2),) * dimension
+    corners = np.moveaxis(np.indices(size), 0, -1)[at_corners].reshape(-1, dimension)
+    distance: Array = scipy.ndimage.distance_transform_edt(empty)[at_corners].ravel()
+    offsets = np.array([*itertools.product((-1, 1), repeat=dimension)])[:, None]
+    # The numbers of the corners of each candidate, (corners, M).
+    around = np.ravel_multi_index(tuple((candidates + offsets).T // 2), size // 2 + 1).T
+    chosen = [*chosen]
+    for _ in range(count):
+        widths = distance[around].max(0) * rng.uniform(1 - jitter, 1, len(candidates))
+        widths[chosen] = 0.0
+        chosen.append(int(widths.argmax()))
+        to_chosen = scipy.spatial.distance.cdist(corners, candidates[chosen[-1:]])[:, 0]
+        distance = np.minimum(distance, to_chosen)
+    return chosen
