@@ -54,7 +54,8 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
     """Replace each run by the one of its checkpoints whose training loss is nearest to a common loss.
 
     The common loss is the highest training loss of the given runs, because every other run had a loss this
-    high earlier in its training. A run's candidates are itself and the files step-*.h5 in its folder.
+    high earlier in its training. A run's candidates are itself and its earlier checkpoints, which are files
+    step-*.h5 in its folder.
 
     Args:
         entries: the runs.
@@ -66,7 +67,7 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
 
     Raises:
         InputError: an entry that is not a run, or a run that was not read from a file.
-        OperationError: a run with no checkpoint within ``loss_tol``, or a loss that is not finite.
+        OperationError: a run whose training loss is not finite, or with no checkpoint within ``loss_tol``.
     """
     runs = [entry.run for entry in entries if entry.run]
     if len(runs) < len(entries):
@@ -325,7 +326,8 @@ def compare(
     Raises:
         InputError: an argument that is not allowed, a group that has a checkpoint or a seed twice, or a
             quantity that is named in ``quantities`` but cannot be measured.
-        OperationError: no checkpoint near the common loss.
+        OperationError: with ``equal_loss``, a run whose loss is not finite, or with no checkpoint near the
+            common loss.
 
     Example:
         >>> import torch, landscape
@@ -501,7 +503,7 @@ def _entries(problems: Sides, arguments: Mapping[str, Any]) -> tuple[list[str], 
     names = list(problems) if isinstance(problems, Mapping) else []
     items: Any = problems.values() if isinstance(problems, Mapping) else problems
     is_single = isinstance(items, str) or not isinstance(items, Iterable)
-    items = [items] if is_single else list(items)  # a single item is refused below
+    items = [items] if is_single else list(items)  # a single item is one side: refused below
     grouped = any(isinstance(item, (list, tuple)) for item in items)
     sides = [list(item) if isinstance(item, (list, tuple)) else [item] for item in items]
     if len(sides) < 2 or not all(sides):

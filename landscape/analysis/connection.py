@@ -125,9 +125,9 @@ def connect(
         the curve.
 
     Raises:
-        InputError: weights of another model, an argument that is not allowed, a model that does not run in
-            float64, or aligned weights that compute another function than b.
-        OperationError: weights that are not finite, or a file of another model.
+        InputError: a vector of another length, a model with other layers, an argument that is not allowed, a
+            model that does not run in float64, or aligned weights that compute another function than b.
+        OperationError: weights that are not finite, or tensors whose names or shapes do not fit the model.
 
     Example:
         >>> import torch, landscape
@@ -145,7 +145,7 @@ def connect(
     problem = problem_of(problem)
     ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
     networks = [network_of(problem, end, name) for name, end in ends.items()]
-    a, b = (at_least_float32(network.theta) for network in networks)  # also if b was left out
+    a, b = (at_least_float32(network.theta) for network in networks)  # without b: the center and a
     report = reporter(progress)
     path_problem = problem.with_batchnorm("recalibrate", bn_samples)
     aligned_b, symmetry = aligned(problem, a, b, align, seed)
@@ -293,9 +293,11 @@ def average(
         The predicted losses of the requested averages and of the greedy soup, with intervals.
 
     Raises:
-        InputError: a number of members or coefficients that is not allowed, weights of another model, a model
-            without second derivatives, or factors whose products do not determine the loss.
-        OperationError: equal members, or weights, losses or gradients that are not finite.
+        InputError: a number of members or coefficients that is not allowed, a vector of another length, a
+            model with other layers or without second derivatives, or factors whose products do not determine
+            the loss.
+        OperationError: equal members, tensors whose names or shapes do not fit the model, or weights, losses
+            or gradients that are not finite.
 
     Example:
         >>> import torch, landscape
@@ -322,7 +324,7 @@ def average(
     read_members = partial(_members, given_problem, problem, weights, base, labels)
     members, low_types = on_all(given_problem, read_members)
     n = len(members)
-    if is_sharded:  # before a call, the ranks compare only the types and shapes of arrays
+    if is_sharded:  # the ranks have compared only types and shapes of arrays: compare the numbers
         coefficient_numbers: Any = coefficients
         if hasattr(coefficient_numbers, "tolist"):
             coefficient_numbers = coefficient_numbers.tolist()

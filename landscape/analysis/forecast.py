@@ -107,7 +107,7 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
     If enough memory is free for the call, one product (or a few points of a line, if the analysis takes only
     losses) is computed and timed. The number of products of an eigenvalue search depends on the spectrum: the
     forecast was right to a factor of 2 on networks from the start of training to its end. A search with
-    ``search="auto"`` can be faster. For this, the search may take more memory than forecast: half of the
+    ``search="auto"`` can be faster. To be faster, it may take more memory than forecast: half of the
     remaining free memory, or all of ``max_memory``.
 
     Args:

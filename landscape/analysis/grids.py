@@ -167,14 +167,14 @@ def contour(
     fields |= {"method": evaluate.method, "provenance": origin}
     if previous is None:
         fields |= _own_losses(given_problem, problem, plane.networks, plane.labels)
-    autocast_error = 0.0 if autocast is None else math.nan  # is measured at the end
+    autocast_error = 0.0 if autocast is None else math.nan  # NaN until it is measured at the end
 
     def current_surface() -> Surface:
         return Surface(span=span, autocast_error=autocast_error, **result_grid.fields(), **fields, **about)
 
-    division = {"progress": reporter(progress), "min_per_process": evaluate.block}
-    dispatch = _dispatch(execution, save, current_surface, **division)
-    # On a part of the samples, whose losses guide the choice of points; or None.
+    dispatch_options = {"progress": reporter(progress), "min_per_process": evaluate.block}
+    dispatch = _dispatch(execution, save, current_surface, **dispatch_options)
+    # The losses on a part of the samples guide the choice of points. None: there is no such part.
     evaluate_part = _part_evaluator(problem, result_grid, center, directions, evaluate)
     other_columns = [name for name in result_grid.columns if name != "loss"]
     fields |= result_grid.complete(evaluate, dispatch, ("loss",), other_columns, plane.seed, evaluate_part)
@@ -365,9 +365,9 @@ def line(
         t, loss and accuracy, (points,) each.
 
     Raises:
-        InputError: an argument that is not allowed, both or neither of direction and a, or weights of another
-            model.
-        OperationError: weights that are not finite, or a file of another model.
+        InputError: an argument that is not allowed, both or neither of direction and a, a vector of another
+            length, or a model with other layers.
+        OperationError: weights that are not finite, or tensors whose names or shapes do not fit the model.
 
     Example:
         >>> import torch, landscape
@@ -413,7 +413,7 @@ def line(
     # A line is computed as a plane whose second direction is zero.
     directions = torch.stack((direction, torch.zeros_like(direction)))
     evaluate = evaluator(problem, start, directions, result_grid.min_computed_points, method=method)
-    # On a part of the samples, whose losses guide the choice of points; or None.
+    # The losses on a part of the samples guide the choice of points. None: there is no such part.
     evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)
     dispatch = Dispatch(progress=reporter(progress))
     other_columns = [name for name in result_grid.columns if name != "loss"]
@@ -517,7 +517,7 @@ def hessian_grid(
     problem = problem.with_batchnorm(bn, bn_samples)
     hessian = HessianOptions(derivatives=derivatives).at(problem)
     hessian(start_vector(problem, plane.seed))  # refuses a NaN at the center; other points may have NaN
-    options = HessianOptions(derivatives=hessian.derivatives)
+    options = HessianOptions(derivatives=hessian.derivatives)  # at the center, "auto" has been decided
     del hessian  # frees its graphs
     fields = _hessian_setting(problem, plane, residual_tol, search) | {"derivatives": options.derivatives}
     origin = provenance(problem)
@@ -540,7 +540,7 @@ def hessian_grid(
     block = points_at_once(problem, options)
     dispatch = _dispatch(execution, save, current_grid, progress=reporter(progress), block=block)
     evaluate = _eigenvalue_evaluator(problem, plane, target, options, search, block)
-    fields |= result_grid.complete(evaluate, dispatch, VALUE_COLUMNS, (), plane.seed)
+    fields |= result_grid.complete(evaluate, dispatch, VALUE_COLUMNS, seed=plane.seed)
     return _write_finished(current_grid(), into)
 
 
@@ -570,7 +570,7 @@ def _eigenvalue_evaluator(
     start = start_vector(problem, plane.seed)
 
     def evaluate(points: Tensor, progress: Progress) -> dict[str, Array]:
-        searches = []  # the search at each point
+        searches = []  # the search result at each point
         largest_share = 0.0
 
         def advance(share: float) -> None:

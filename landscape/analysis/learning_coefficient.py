@@ -183,8 +183,8 @@ def learning_coefficient(
 
     Args:
         problem: the loss on the training set, at the minimum w*; or a run, whose w_a (the mean of the
-            learners' weights) is w*. For regression, the loss is half the squared error, divided by the
-            error's variance.
+            learners' weights) is w*. For regression, the loss must be half the squared error, divided by
+            the error's variance.
         batch: the number of samples in a minibatch, drawn with replacement; larger minibatches heat less.
         localization: γ, the attraction to w*; values of λ̂ are comparable only at equal γ and n.
         step_size: ε of the chains; default: 0.5/(nβλ_max + γ), or less if this heats too much.

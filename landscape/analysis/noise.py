@@ -158,7 +158,7 @@ def _delta_terms(
 ) -> Callable[[Tensor], list[Tensor]]:
     """Return a function that computes DELTA_TERMS divided by lr².
 
-    It takes the indices (n, local_batch) of the samples in the learners' minibatches.
+    The function takes the indices (n, local_batch) of the samples in the learners' minibatches.
 
     Args:
         problem: the loss.
@@ -174,7 +174,7 @@ def _delta_terms(
         return rows.to(gradient.device).mean(0, dtype=torch.float64)
 
     def perpendicular(v: Tensor) -> Tensor:
-        """Return the component of ``v`` (P,) orthogonal to the gradient."""
+        """Return the component of ``v`` (P,) orthogonal to ``gradient``."""
         return v - (v @ gradient) / (gradient @ gradient) * gradient
 
     def terms(indices: Tensor) -> list[Tensor]:
@@ -188,7 +188,7 @@ def _delta_terms(
             products.append(operator(deviation))
         first_order = mean_row(torch.stack(products))
         perpendicular_delta = perpendicular(delta)
-        perpendicular_s = perpendicular(mean_row(gradients_at_mean))  # of S, the mean gradient at w_a
+        perpendicular_s = perpendicular(mean_row(gradients_at_mean))  # of S, the mean over learners
         return [  # in the order of DELTA_TERMS
             delta @ delta,
             first_order @ first_order,
@@ -385,7 +385,7 @@ def noise_alignment(
         batch: the number of samples in a minibatch; default: the run's total batch.
         k: the number of eigenvectors; at most P.
         relative_error: draw until the standard error of tr(HS)/tr S is at most this share of the value.
-        min_draws: the smallest number of draws. Each takes a minibatch gradient and a Hessian product.
+        min_draws: the smallest number of draws. A draw takes a minibatch gradient and a Hessian product.
         max_draws: the largest number of draws.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: the seed of the minibatches and the start of the search of eigenvalues.
@@ -412,7 +412,7 @@ def noise_alignment(
     check_unpenalized(problem, "the noise is of the data's minibatches")
     exact_only(problem, "noise_alignment")  # refuses a model without second derivatives
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    problem = minibatches.full_batches
+    problem = minibatches.full_batches  # all data, with the policy for BatchNorm
     endless_minibatches = iter(minibatches)
     first_half, second_half = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
     pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=first_half)

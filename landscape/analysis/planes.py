@@ -79,7 +79,7 @@ def random_plane(
     generator = torch.Generator().manual_seed(seed)
 
     def draw(slot: Slot, center: Tensor) -> Tensor:
-        """Return a parameter's direction. It is drawn even if it is ignored, to keep the others' draws."""
+        """Return a parameter's direction. Ignored parameters are drawn, too, so that others stay the same."""
         direction = torch.randn(slot.shape, dtype=torch.float64, generator=generator).to(center)
         if ignore == "bias+norm" and slot.role != "weight":
             return direction.zero_()
@@ -141,8 +141,10 @@ def between(
         A plane with the networks as markers (2 or 3, 2).
 
     Raises:
-        InputError: another number of networks, weights of another model, or networks that cannot be aligned.
-        OperationError: weights that are equal, on one line or not finite, or a file of another model.
+        InputError: another number of networks, a vector of another length, a model with other layers, or
+            networks that cannot be aligned.
+        OperationError: weights that are equal, on one line or not finite, or tensors whose names or shapes do
+            not fit the model.
 
     Example:
         >>> import torch, landscape
@@ -206,8 +208,9 @@ def pca_plane(
         checkpoints' variance (Li et al. 2018, section 7).
 
     Raises:
-        InputError: fewer than three checkpoints, or weights of another model.
-        OperationError: weights that lie on one line or are not finite, or a file of another model's weights.
+        InputError: fewer than three checkpoints, a vector of another length, or a model with other layers.
+        OperationError: weights that are equal, on one line or not finite, or tensors whose names or shapes do
+            not fit the model.
 
     Example:
         >>> import torch, landscape
@@ -242,8 +245,9 @@ def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) 
         direction in the spread Σ_j ‖w_j − w_a‖².
 
     Raises:
-        InputError: fewer than three learners, or weights of another model.
-        OperationError: learners that are equal, lie on one line or are not finite.
+        InputError: fewer than three learners, a vector of another length, or a model with other layers.
+        OperationError: learners that are equal, on one line or not finite, or tensors whose names or shapes
+            do not fit the model.
 
     Example:
         >>> import torch, landscape

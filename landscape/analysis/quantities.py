@@ -63,7 +63,8 @@ def basin_widths(
     from the center of a plane, a search finds the point at which the loss has risen by ``rise``. The width is
     the diameter of the circle whose area these points enclose: twice the root mean square of their distances
     from the center. If each ray leaves the basin once, the width equals :attr:`.Basins.equivalent_width`,
-    which takes a grid. Distances are Euclidean in weight space, and so depend on the scaling of the network.
+    which is measured on a grid. Distances are Euclidean in weight space, and so depend on the scaling of the
+    network.
 
     Args:
         problem: the loss.

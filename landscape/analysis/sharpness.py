@@ -66,8 +66,8 @@ def _largest_rise(
     """Search the largest rise L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ, and return the largest that was found.
 
     The returned rise is a lower bound of the maximum, because a search can end in a local maximum. The first
-    search starts at ε = ρ · g/‖g‖, where g is the gradient in ε; there the loss is largest to first order
-    (Foret et al. 2021). If g is zero, this search is left out.
+    search starts at ε = ρ · g/‖g‖, where g is the gradient in ε at 0; there the loss is largest to first
+    order (Foret et al. 2021). If g is zero, this search is left out.
 
     Args:
         problem: the loss, centered on θ.
@@ -213,7 +213,7 @@ def sharpness(
     is_worst = kind == "worst"
     rng = generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
     is_single_search = is_worst and m is None  # over all samples: there is nothing to draw
-    # Draws ±δ over all samples share one loss at the center; each minibatch has its own.
+    # Draws ±δ over all samples share one loss at the center. None: each minibatch or search computes its own.
     center_loss = None if is_worst or m is not None else problem.loss()
 
     ascents: list[Ascent] = []
@@ -437,7 +437,7 @@ def batch_spectrum(
 
     Park and Kim 2022 show the distribution of these eigenvalues (arXiv 2202.06709, Figure 4). Minibatches are
     drawn with replacement. BatchNorm uses each minibatch's statistics, and each minibatch's loss contains the
-    penalty and weight decay.
+    problem's penalty and weight decay.
 
     Args:
         problem: the loss, on the training set; or a run.
@@ -483,7 +483,7 @@ def batch_spectrum(
     for number, h in enumerate(hessians):
         report = portion(progress, number / (draws + 1), (number + 1) / (draws + 1))
         pairs, _ = search_operator(h, start, replace(target, progress=report))
-        whole_hessian.check(pairs.residuals)
+        whole_hessian.check(pairs.residuals)  # refuses residuals that are not finite
         results.append(pairs)
     values = np.stack([pairs.values.numpy() for pairs in results]) + weight_decay
     residuals = np.stack([pairs.residuals.numpy() for pairs in results])

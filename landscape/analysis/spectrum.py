@@ -226,10 +226,10 @@ def curvature_table(
 ) -> CurvatureTable:
     """Compute λ_max, λ_min and trace of ∇²L(θ) and of its diagonal blocks, one for each part of a network.
 
-    The eigenvalues of each block come from a Lanczos run with exact products. The traces of all blocks come
-    from the same products with random vectors z over all parameters, because z_bᵀ(Hz)_b has the mean tr H_bb
-    for every block b. The search of a block also finds Ritz vectors. The part of the block's trace along them
-    is known exactly, so that random vectors estimate only the rest (as in Hutch++, Meyer et al. 2021).
+    The eigenvalues of each block come from its own Lanczos run over all samples. The traces of all blocks
+    share products Hz with random vectors z over all parameters, because z_bᵀ(Hz)_b has the mean tr H_bb for
+    every block b. The search of a block also finds Ritz vectors. The part of the block's trace along them is
+    known from the search, so that random vectors estimate only the rest (as in Hutch++, Meyer et al. 2021).
 
     Args:
         problem: the loss, or a run.
@@ -243,7 +243,7 @@ def curvature_table(
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         draws: the number of random vectors for the traces; with 20, standard errors are known to about 16%.
-        max_products: the most products of a block's search; ``met`` is False where it needs more.
+        max_products: the most products of a row's search; ``met`` is False where the search needs more.
         seed: the seed of the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
@@ -279,7 +279,7 @@ def curvature_table(
         row_progress = portion(progress, number / stages, (number + 1) / stages)
         target = SearchOptions(1, 1, residual_tol, max_products, row_progress)  # one eigenvalue at each end
         pairs, result = search_operator(matrix_of_row.operator, matrix_of_row.start(), target)
-        matrix_of_row.check(pairs.residuals)
+        matrix_of_row.check(pairs.residuals)  # refuses residuals that are not finite
         return pairs, result
 
     row_pairs = [search_row(whole, 0)[0]]  # without the search's result, whose basis takes memory
@@ -351,7 +351,7 @@ def _traces(
     generator = ALONE.generator(stream(whole.seed, 1).initial_seed(), template)
     chunk = at_once(whole.source)
     forms = []  # z_bᵀ(Hz)_b, (chunk, blocks) each
-    # Errors (blocks,) of the traces that come from differences of gradients; 0 for exact products.
+    # The errors (blocks,) that differences of gradients cause in the traces; 0 for exact products.
     product_errors = np.array([block.basis_trace_error for block in blocks])
     for start in range(0, draws, chunk):
         z = ALONE.signs(template, min(chunk, draws - start), generator)
@@ -438,7 +438,10 @@ def loss_change(
         A table with all parameters in the first row, and a group in each further row.
 
     Raises:
-        InputError: weights of another model, equal weights, or a name that fits no parameter.
+        InputError: a vector of another length, a model with other layers, equal weights, or a name that fits
+            no parameter.
+        OperationError: tensors whose names or shapes do not fit the model, or weights, a loss or a gradient
+            that are not finite.
 
     Example:
         >>> import torch, landscape
@@ -450,7 +453,7 @@ def loss_change(
         >>> round(change.critical_multiple, 1)
         4.0
     """
-    problem = in_full_precision(problem_of(problem))  # in half precision a step has two digits
+    problem = in_full_precision(problem_of(problem))  # half precision leaves a step two digits
     before = network_of(problem, before, "before").theta
     after = network_of(problem, after, "after").theta
     step = after - before

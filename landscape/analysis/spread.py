@@ -348,7 +348,7 @@ def smoothing(
     )
     vectors = torch.from_numpy(eigenpairs.vectors).to(mean.device)
     h = fast_hessian(problem, mean)
-    variances_along = double(deviations @ vectors.T).square().sum(0) / len(weights)  # (k,), eigenvectors
+    variances_along = double(deviations @ vectors.T).square().sum(0) / len(weights)  # along vectors
     trace_hs = sum(float(double(d) @ double(h(d))) for d in deviations) / len(weights)
     # Without a trajectory there is one point, and no step.
     trajectory = mean[None] if trajectory is None else trajectory.to(mean)
@@ -360,7 +360,7 @@ def smoothing(
     converged = bool(eigenpairs.converged)
 
     def smoothed_loss(kind: str) -> _SmoothedLoss:
-        """Return the loss that the spread of a kind smooths."""
+        """Return the loss that is smoothed by the spread of a ``kind``."""
 
         def shift(i: int) -> Tensor:
             return problem.along_weights(displacement(deviations, kind, variance, seed, i))
@@ -451,7 +451,7 @@ class _SmoothedLoss:
             if point_bytes is not None:
                 hessians = ChainHessian(problem, points)
                 return lambda v: hessians(v.expand(len(points), -1)).view(len(pairs), 2, -1).mean(1)
-            # The group is one pair.
+            # Without a chain, a group is one pair.
             plus, minus = (HessianOperator(problem, p, derivatives="exact", graph_bytes=0) for p in points)
             return lambda v: ((plus(v) + minus(v)) / 2)[None]
 
@@ -540,7 +540,7 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
             of the run.
 
     Returns:
-        The counts (learners, labels), from the checkpoint alone.
+        The counts (learners, labels), read from the checkpoint alone, without the data.
 
     Raises:
         OperationError: a run whose learners all draw from the whole training set.
