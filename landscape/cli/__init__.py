@@ -114,7 +114,7 @@ def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
     command = commands.without_callback(args[0])
     output.add_options(command)
     values = command.make_context(args[0], args[1:], ctx).params
-    for parameter in commands.WORDS[args[0]]["params"]:
+    for parameter in commands.WORDS[args[0]]["params"]:  # entries of commands.json
         *flags, parameter_name = parameter["declarations"]
         if flags:  # an option: only arguments are checked for files and names
             continue
@@ -222,7 +222,7 @@ def _run() -> int:
         # ``flags_of`` makes the line name options in place of parameters.
         code = _fail(failure.line(flags_of(out.command)), failure.exit_code)
     else:
-        write_error = progress.flush()
+        write_error = progress.flush()  # None if all of stdout is written
         if isinstance(write_error, BrokenPipeError):
             code = 1
         elif write_error:
@@ -294,8 +294,8 @@ def signals() -> Iterator[None]:
     """Handle the signals SIGINT, SIGTERM and SIGHUP while the command runs.
 
     The first signal raises :class:`Stopped` in the command; the second one ends the process at once. Ignored
-    signals, such as SIGHUP under nohup, stay ignored. Nothing changes in a process that a launcher started,
-    because the launcher handles the signals, nor in a thread that is not the main one.
+    signals, such as SIGHUP under nohup, stay ignored. Nothing changes in a process that --nproc started,
+    because its launcher handles the signals, nor in a thread that is not the main one.
     """
     if threading.current_thread() is not threading.main_thread() or children.launcher_store():
         yield

@@ -229,6 +229,7 @@ def doctor(data_dir: str | None, device: str | None) -> None:
         "cache": _check_cache,
         "packages": _check_packages,
     }
+    # A line is "cpu: 2 threads …" or "cuda:0: …".
     device_names = [line.split(": ")[0] for line in details.devices()]
     for device_name in device_names:
         check_functions[f"Hessian on {device_name}"] = functools.partial(_check_hessian, device_name)

@@ -83,7 +83,8 @@ class Target:
     ) -> None:  # fmt: skip
         """Compute, print and draw the results of the current command.
 
-        If the file has the results of the same command already, they are read and not computed.
+        If the file has the results of the same command already, they are read and not computed, except with
+        ``replace``.
 
         Args:
             default: The path of the file without ``-o``.
@@ -440,7 +441,8 @@ def analysis_options(
         own_settings = own.get(name, {})
         if own_settings is not None:
             settings[name] = {**OPTION_SETTINGS.get(name, {}), **own_settings}
-    # Listed with the options of the target, because AnalysisCommand has no such field: click sets the limit.
+    # --max-memory is listed with the options of the target. AnalysisCommand has no such field, because the
+    # option's own callback sets the limit.
     max_memory = [options.option("max_memory")] if takes_problem else []
     return options.group(
         AnalysisCommand,

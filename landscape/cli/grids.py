@@ -150,7 +150,7 @@ def compute_on_grid(
     origins = [analysis.about(*(runs if kind == "between" else runs[:1])) for runs in groups]
     results: list[base.Result] = []
     with analysis.target.opened(path, writes=team.rank == 0) as file:
-        # Removes results of other weights or, without --force, raises an error about them.
+        # ``only`` removes results of other weights or, without --force, raises an error about them.
         file.only([origin["source_sha256"] for origin in origins])
         with team.joined() as process_group:
             execution = Execution(process_group)
@@ -320,9 +320,9 @@ def basins(
     surfaces = [surface for file in files for surface in _surfaces(Path(file))]
     target.write(
         first.with_name(f"{first.stem}-basins.h5"),
-        [f"{Path(file).name} ({sha256(file)[:16]})" for file in files],
-        lambda: (geometry.basins(surface, rises, least=least, around=around) for surface in surfaces),
-        common.describe,
+        sources=[f"{Path(file).name} ({sha256(file)[:16]})" for file in files],
+        compute=lambda: (geometry.basins(surface, rises, least=least, around=around) for surface in surfaces),
+        describe=common.describe,
     )
 
 

@@ -157,17 +157,20 @@ RECIPES = Path(__file__).with_name("recipes.json.gz")
 def recipes(name: str | None) -> None:
     """List the built-in recipes, or print one.
 
-    With NAME (or a .toml file), prints that recipe with all defaults.
+    With NAME (or a .toml file), prints that recipe with all defaults; the properties of its mixing matrix
+    (spectral gap, smallest eigenvalue ω_min, largest stable ηλ) go to stderr.
 
     If NAME is a pattern, such as 'cifar10/resnet-18-*', the matching recipes are listed. Without NAME, all
-    recipes are listed; the recipes of a paper's table share one line. The properties of a recipe's mixing
-    matrix (spectral gap, smallest eigenvalue ω_min, largest stable ηλ) go to stderr.
+    recipes are listed; the recipes of a paper's table share one line, in which NETWORK stands for each of the
+    networks named at the end.
 
     Example:
         landscape recipes mnist-fig2a-dpsgd > mine.toml
     """
     summaries = built_in_recipes.recipes(name)
-    if name and (name in summaries or not summaries):  # one recipe; a file has no summary
+    # One recipe: a built-in name, which is a key of ``summaries``, or a file, which matches no built-in name.
+    # ``recipe.read`` below raises an error for a pattern that matches nothing.
+    if name and (name in summaries or not summaries):
         if name in summaries:
             text, description = json.loads(gzip.decompress(RECIPES.read_bytes()))[name]
         else:

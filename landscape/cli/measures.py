@@ -92,7 +92,7 @@ def _print_curvature_table(by: str, analysis: AnalysisCommand, flags: Mapping[st
     settings = {key: value for key, value in analysis.settings.items() if value not in (None, defaults[key])}
     refused = settings.keys() - inspect.signature(curvature_table).parameters.keys()
     refused |= {name for name, value in flags.items() if value}
-    for name in sorted(refused):
+    for name in sorted(refused):  # the error names the first one
         raise InputError(f"--{name.replace('_', '-')}: not allowed with --by, whose table has no such number")
     names = [name.strip() for name in by.split(",")]
 
@@ -102,7 +102,7 @@ def _print_curvature_table(by: str, analysis: AnalysisCommand, flags: Mapping[st
         return curvature_table(problem, **options)
 
     analysis = replace(analysis, settings=settings)
-    variant = [by] if by in GROUPINGS[1:] else []
+    variant = [by] if by in GROUPINGS[1:] else []  # GROUPINGS[0] is "block", the default
     analysis.compute("curvature-table", analysis.open(), compute, variant=variant)
 
 
@@ -118,7 +118,7 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
     The noise scale is estimated twice: from gradients at w_a, the mean weights of each CKPT's n learners; and
     from the learners' own gradients. A learner takes its gradient over 1/n of the batch, at the weights that
     the run's update rule chooses (SSGD: w_a). Both values are printed with standard errors. A third value
-    comes from the learners' gradients of single steps; the spread of their weights contributes to it.
+    comes from the learners' gradients of single steps; the spread of the learners' weights contributes to it.
 
     Args:
         no_learners: Measure only at w_a, without the learners' own gradients.
@@ -429,10 +429,11 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
     runs_and_base = replace(analysis, checkpoints=paths).open()
     runs = runs_and_base[: len(analysis.checkpoints)]
     check_networks(runs)
-    options: dict[str, Any] = {"exact": True if exact is None else exact}
+    options: dict[str, Any] = {"exact": True if exact is None else exact}  # True: evaluate all averages
     if by_factor:
         options["factors"] = ()  # each factor is averaged by itself
-    # Opening a file of another program converts its weights; an average is made in the original dtypes.
+    # Opening a file of another program converts its weights. An average is made in the original dtypes, so
+    # the path of such a file is passed on.
     members = [run.path if run.algorithm == IMPORTED and run.path else run for run in runs_and_base]
     if base is not None:
         options["base"] = members.pop()  # the last of ``paths``

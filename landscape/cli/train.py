@@ -85,7 +85,7 @@ def train(
         raise InputError("scalars: not allowed without the recipe; give its name or file, too")
     if scalars:
         settings += (f"scalars={scalars}",)
-    changed_recipe = chosen_recipe(recipe, parsed(settings), allow_code)
+    changed_recipe = chosen_recipe(recipe, parsed(settings), allow_code)  # None without RECIPE
     folder = output or ""
     if changed_recipe and not output:
         folder = default_folder(changed_recipe)
@@ -132,7 +132,7 @@ def _train(recipe: Recipe | None, folder: str, timeout: float, options: dict[str
             common.print_values(end_of_run_line(end), run=final_numbers(end), next=advice)
             common.print_files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
-    if children.launcher_store() is None:  # with --nproc, the launcher checks for divergence at the end
+    if children.launcher_store() is None:  # not a child of --nproc, whose launcher checks for divergence
         _check_divergence(end, folder, rank)
 
 

@@ -79,7 +79,8 @@ class Training:
 
     Attributes:
         buffers: name -> (n, ...), the running statistics of each learner's BatchNorm layers, updated in place
-            by its minibatch; empty: no running statistics.
+            by its minibatch. Empty: there are none, or they are not to be kept (a pass then updates
+            those of a copy of the model).
         seed: ``seed(j, i)``, the seed of the random numbers of learner j's microbatch i; None if a pass draws
             none.
         microbatch: i.
@@ -173,10 +174,10 @@ class Stack:
         # "batched", which refuses dropout, is compared in the mode of ``training``.
         mode = training if path == "batched" else None
         pair = weights[:2].clone()
-        draws = generator(0, pair.device, pair.shape[1])
+        random_numbers = generator(seed=0, device=pair.device, size=pair.shape[1])
         for parameter in self.problem.layout.views(pair).values():
             size = 0.01 + 0.1 * parameter.square().mean().sqrt().nan_to_num()
-            parameter.add_(normal(parameter.shape, draws).to(parameter) * size)
+            parameter.add_(normal(parameter.shape, random_numbers).to(parameter) * size)
 
         # The first microbatch of two learners.
         x, y = tree_map(lambda t: t[:2].chunk(self.accumulate, 1)[0], (x, y))
@@ -316,7 +317,8 @@ class Stack:
         if has_hooks or package_of_loss != "torch":
             return False
         if training is not None and not training.buffers and [*self.problem.model.buffers()]:
-            return False  # all learners would write to the model's own buffers, side by side
+            # Learners side by side would all update the statistics in the buffers of ``training_model``.
+            return False
         is_eval_mode = training is None
         if is_eval_mode not in self._replayable:
             model = _copied(self.problem.model if training is None else self.training_model)
@@ -337,6 +339,7 @@ class Stack:
                             values.append(value)
                 return values
 
+            # ``evaluating`` seeds the random numbers, and restores their state at the end; it sets no mode.
             with torch.no_grad(), self.problem.evaluating(seed=0):
                 before, random_before = attributes(), random_state(weights.device)
                 self._loss(model, {**self.problem.layout.views(weights[0]), **buffers}, *take((x, y), 0))

@@ -134,8 +134,8 @@ def draws(
         if data.indexed:
             yield data.gather(draw_indices())
             continue
-        x, y = data.first_batch()
-        sample_bytes = sum(t.nbytes for _, t in named_tensors((x, y))) // count_samples(x, y, alike=False)
+        first = data.first_batch()  # (x, y)
+        sample_bytes = sum(t.nbytes for _, t in named_tensors(first)) // count_samples(*first, alike=False)
         draw_bytes = max(1, sample_bytes * learners * batch)
         draws_in_pass = max(1, min(most, PASS_BYTES // draw_bytes))
         indices = torch.stack([draw_indices() for _ in range(draws_in_pass)])  # (draws, learners, batch)

@@ -288,7 +288,7 @@ def max_mixing_step(
     """
 
     def mode(omega: complex, m: float, _: Array) -> tuple[Array, Array]:
-        p0, p1 = polynomials(delay, m, form, omega, mixed)
+        p0, p1 = polynomials(delay, m, form, omega, mixed)  # with ``mixed``, p₁ depends on ω, too
         mode_p1 = omega * p1 if order == "atc" else p1
         return p0, mode_p1
 
