@@ -64,7 +64,8 @@ def analysis(
     The decorated function checks its arguments against their annotations before it starts. A run as the first
     argument is replaced by its problem, and the parameter ``about`` gets the run's origin. A function with a
     parameter ``progress`` shows its progress. A function with a ``need`` raises InputError if the memory that
-    it needs is not free or exceeds ``max_memory``; if one analysis calls another, only the outer one checks.
+    it needs is not free or exceeds ``max_memory``. If one such function calls another, the inner
+    call checks its memory only if it gives ``max_memory``.
 
     Args:
         need: a function that takes the arguments of a call by name, and returns the call's :class:`Need`.
@@ -75,9 +76,9 @@ def analysis(
         version: the version of the computed numbers, see :func:`landscape.core.registry.numerics`; 0 for a
             function whose version is not recorded.
         group: the group of the function's command in ``landscape --help``; "" for no command.
-        options: parameter -> further settings of its option in click; None if it shall have no option. With
-            the setting ``each`` true, the command accepts several values of the parameter, and computes once
-            for each.
+        options: parameter -> further settings of its option in click; None for a parameter without option.
+            With the setting ``each`` true, the command accepts several values of the parameter, and computes
+            once for each.
         variant: the parameter whose value is part of the name of the file to which the command writes.
 
     Returns:

@@ -315,7 +315,7 @@ def _modes() -> object:
 
 @contextlib.contextmanager
 def branches(device: torch.device) -> Iterator[Callable[[int], contextlib.AbstractContextManager[object]]]:
-    """Return a context in which parts of a computation get streams of their own, if a CUDA graph records it.
+    """Return a context in which, if a CUDA graph records, parts of a computation get streams of their own.
 
     A replay of the graph then computes the parts at the same time. Without a recording all parts have the
     same stream. More streams would not be faster: the host needs longer to start the kernels than the device
@@ -432,13 +432,13 @@ class Captured:
         tensors: Sequence[Tensor],
         written: Sequence[Tensor],
     ) -> Tensor:
-        """Call the function, record it, and compare a replay with the results of the call."""
+        """Return the result of a call; also record the function, and compare a replay with this call."""
         before: list[Tensor] = []  # copies of ``written`` before the call
         try:
             before += [t.clone() for t in written]
             with _without_waits() if tensors[0].is_cuda else contextlib.nullcontext():
                 expected = function(*tensors)
-        except RuntimeError as error:
+        except RuntimeError as error:  # for example, the function waits for the device
             self._give_up(function, written, before, error)
             return function(*tensors)
         after: list[Tensor] = []  # copies of ``written`` after the call

@@ -59,7 +59,7 @@ class LandscapeError(Exception):
         for name, value in self.give.items():
             if name not in flags:
                 arguments.append(f"{name}={'…' if value is ... else repr(value)}")
-            elif value is ... or value is True:  # a value to be chosen by the user, or an option without one
+            elif value is ... or value is True:  # the user chooses the value, or the option takes no value
                 arguments.append(flags[name])
             else:
                 arguments.append(f"{flags[name]} {shlex.quote(str(value))}")

@@ -74,9 +74,9 @@ class TolerantFile(io.FileIO):
 def replacing(path: str | Path) -> Iterator[TolerantFile]:
     """Return a context with a new open file, which replaces the file at ``path`` when the context ends.
 
-    Until then the new file is a locked temporary file in the same folder. After an error it is removed, and
-    the file at ``path`` is unchanged. The first call for a folder also removes temporary files that killed
-    processes left there.
+    Until then the new file is a locked temporary file in the same folder. After an error the temporary file
+    is removed, and the file at ``path`` is unchanged. The first call for a folder also removes temporary
+    files that killed processes left there.
 
     Raises:
         OperationError: the folder does not exist, or there is no permission or no space.
@@ -114,7 +114,7 @@ def replacing(path: str | Path) -> Iterator[TolerantFile]:
     except OSError as error:
         raise OperationError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # after a success, the temporary file is renamed already
             if temporary is not None:
                 temporary.unlink()
 

@@ -94,10 +94,10 @@ def ratio_interval(
     if any(map(math.isnan, (a, b, c))):
         return math.nan, math.nan
     b_plus_root = b + math.sqrt(max(b * b - a * c, 0.0))
-    low = math.nan
+    low = math.nan  # if no R ≥ 0 is in the interval
     if c <= 0:  # the numerator does not differ significantly from 0
         low = 0.0
-    elif b_plus_root > 0:  # otherwise no R ≥ 0 is in the interval
+    elif b_plus_root > 0:
         low = c / b_plus_root
     # With a > 0 the denominator differs significantly from 0, but its estimate may be negative.
     high = b_plus_root / a if a > 0 and below.value > 0 else math.inf

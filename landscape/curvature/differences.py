@@ -257,6 +257,8 @@ class Differences:
         of that by the next coarser step, all steps contain kinks. The error of the product may then be
         √(samples)·d.
 
+        ``v`` has P' entries, one for each parameter in the slots.
+
         ``g``: the function whose differences are taken; default: the gradient in the finest precision.
         """
         g = g or self.finest

@@ -200,7 +200,7 @@ class HessianOperator(SymmetricOperator):
         graph_bytes: Natural = GRAPH_BYTES,
     ) -> None:
         problem = problem_of(problem)
-        check_recording()
+        check_recording()  # nothing has a derivative in inference mode
         self.matrix = matrix
         if matrix != "hessian" and derivatives == "differences":
             raise InputError(f"derivatives: 'differences' is not allowed with matrix '{matrix}'; use 'exact'")
@@ -239,7 +239,7 @@ class HessianOperator(SymmetricOperator):
 
         Raise NoSecondDerivative if the model has no correct second derivative.
         """
-        if recomputes(problem.model):
+        if recomputes(problem.model):  # activation checkpointing
             raise double_backward.NoSecondDerivative(AGAIN)
         problem = double_backward.in_full_precision(problem)
         weights = vector_of(weights, problem.weights)
@@ -395,7 +395,7 @@ def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOper
         largest_norm = 0.0
         for k, vectors in enumerate([*draws, sum_of_draws]):  # memory holds one image (P numbers) at a time
             # The product is None if it is zero for all vectors.
-            image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
+            image = chunk.product(vectors, keep=True) or [torch.zeros_like(a) for a in active]
             largest_norm = max(largest_norm, float(double_backward.norm(image)))
             for total, part in zip(nonlinearity, image, strict=True):
                 total.add_(part, alpha=1 if k < VECTORS else -1)

@@ -582,7 +582,7 @@ def upper_bound(t: Array, beta: float, size: int) -> float:
     if not np.isfinite(betas).all():
         return math.inf
     values = small_eigh(t)[0]
-    if betas.min() == 0:
+    if betas.min() == 0:  # then xᵀb = 0, which a random b excludes: no λ is above all θ_i
         return float(values[-1])
     log_threshold = math.log(RISK * math.sqrt(math.pi / 2) / 2) - math.log(size) / 2  # log of c/(2√size)
     largest_log_product = np.log(betas).sum() - log_threshold  # of Π(λ − θ_i)

@@ -85,7 +85,7 @@ def second_start(
         space: the last Krylov space of the search.
         locked: (m, P), the eigenvectors of earlier spaces.
         floor: sign·λ of the innermost wanted eigenvalue.
-        level: above this sign·λ, an eigenvalue counts as missed.
+        level: an eigenvalue λ that was not found counts as missed if sign·λ is above ``level``.
         sign: 1 for the largest eigenvalues; −1 for the smallest.
         budget: the most products.
         ranks: the processes that hold the vectors.

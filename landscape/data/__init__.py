@@ -25,12 +25,12 @@ def load(name: str, *, data_dir: str | Path | None = None, **kwargs: Any) -> Dat
 
     Args:
         name: one of :func:`names`.
-        data_dir: the folder with the data sets that are not bundled; None: the variable LANDSCAPE_DATA, or
-            "data".
+        data_dir: the folder with the data sets that are not bundled; None: the environment variable
+            LANDSCAPE_DATA, or "data".
         kwargs: options of the data set; those left out have their defaults.
 
     Returns:
-        Its two splits and its loss.
+        The data set: its two splits and its loss.
 
     Raises:
         InputError: for an unknown name or option.

@@ -147,7 +147,7 @@ class Result(shown.Shown):
             wrapped: Any = functools.wraps(describe)(describe_in_own_unit)
             cls.describe = wrapped  # type: ignore[method-assign]
         annotations = vars(cls).get("__annotations__", {})
-        # A class without such hints of its own has the shapes and units of its base class.
+        # A class without annotations ``Annotated[…]`` keeps the shapes and units of its base class.
         if any("Annotated[" in str(text) for text in annotations.values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
                 # Annotated[Array or tuple, dimensions, unit] or Annotated[float or int, unit]; the unit of
@@ -231,8 +231,8 @@ class Result(shown.Shown):
 
         Returns:
             A DataFrame with a column for each array that has no other dimensions than ``dims``. A dimension
-            without coordinates has a column with its labels or, if it has none and is not the only dimension,
-            with its numbers. Fields that are not arrays are in ``attrs``.
+            without coordinates has a column with its labels or, if there are no labels and several
+            dimensions, with its numbers. Fields that are not arrays are in ``attrs``.
 
         Raises:
             InputError: a dimension that the result does not have.
@@ -399,7 +399,7 @@ def save(results: Sequence[Result], path: str | Path) -> None:
     if not is_list or None in schemas or len(schemas) != 1:
         words = f"results: {names} is not allowed, it must be a list of results of one kind"
         raise InputError(words, remedy="" if is_list else "result.save(path)")
-    write(results, path, {})
+    write(results, path, settings={})
 
 
 def write(results: Sequence[Result], path: str | Path, settings: Mapping[str, Any]) -> None:

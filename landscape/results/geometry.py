@@ -70,7 +70,7 @@ def merge_tree(loss: Array) -> MergeTree:
     finite = np.isfinite(value)
     ascending = np.argsort(np.where(finite, value, np.inf), kind="stable")
     order = ascending[: int(finite.sum())]
-    rank = np.full(value.size, -1)  # the position in ``order``
+    rank = np.full(value.size, -1)  # the position of each point in ``order``
     rank[order] = np.arange(len(order))
     # A chain of parents leads from each point to the minimum of its region; −1: the point is not added yet.
     parent = np.full(value.size, -1).tolist()

@@ -137,7 +137,7 @@ class Interpolated(Measured):
             return self
         shortest = min((n for n in self.exact.shape if n > 1), default=1)
         step = 2
-        while step < shortest:  # a larger step would leave one point of the shortest axis
+        while step < shortest:  # a step of ``shortest`` or more leaves one point of that axis
             every_step = slice(None, None, step)
             if self.exact[(every_step,) * self.exact.ndim].all():
                 return dataclasses.replace(self, **self._subset(every_step))

@@ -477,7 +477,7 @@ def radius_of(
     for step, axis in zip(steps.T[::-1], axes, strict=True):  # reversed: steps have x first, axes y
         points.append(np.clip(distance * step, axis[0], axis[-1]))
     # Between points: a line through the 2 nearest ones, or a cubic polynomial through 4. For the line,
-    # infinite values are huge numbers: it then reaches the border directly after the last finite value.
+    # infinite values are huge numbers, so that it reaches the border directly after the last finite value.
     linear = _interpolated(axes, np.clip(values, -HUGE, HUGE), points, count=2)
     cubic = _interpolated(axes, np.where(np.isfinite(values), values, np.nan), points, count=4)
     interpolated = np.where(np.isnan(cubic), linear, cubic)
