@@ -293,15 +293,15 @@ class Checkpoint(Shown):
         take = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         network = self._network(where, model)
         set_tensors(network, {name: take(rows) for name, rows in self.buffers.items()}, where)
-        criterion = dataset.loss if isinstance(loss, str) else loss  # the only string is "data"
+        criterion = dataset.loss if isinstance(loss, str) else loss  # a string is "data" here
 
         def problem_on(split: str) -> Problem:
             return Problem(network, criterion, dataset.split(split), weights=center, **options)
 
-        if learner == "mean" and self.mean_buffers:
+        if learner == "mean" and self.mean_buffers:  # BatchNorm's recorded statistics at w_a
             set_tensors(network, self.mean_buffers, where)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
-            # The learners' statistics belong to their own weights, not to the mean weights.
+            # The learners' statistics belong to their own weights, not to w_a, the mean weights.
             set_tensors(network, problem_on("train").batchnorm_statistics())
         problem = problem_on(split)
         if samples is not None and samples > problem.samples:
@@ -407,8 +407,8 @@ class Checkpoint(Shown):
 
         Args:
             file: the open file.
-            learners: n; default: the number of learners of this checkpoint.
-            rows: takes a tensor of :meth:`stacked`, and returns an iterator over all n rows.
+            learners: n, if several processes have the learners; default: the learners of this checkpoint.
+            rows: takes a tensor of :meth:`stacked`, and returns an iterator over its rows for all n learners.
         """
         n = self.learners if learners is None else learners
         for group in history.STACKED + history.COMMON:

@@ -129,7 +129,7 @@ def state_in(
     Raises:
         OperationError: there is no dict of weights, or there are several.
     """
-    dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_nested_dicts(loaded, (), set()))
+    dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_nested_dicts(loaded, keys=(), yielded_ids=set()))
     key_paths = [keys for keys, state in dicts.items() if any(_is_weights(t) for t in state.values())]
     if not key_paths:  # then dicts with only integer tensors, or tensors without a dimension, count too
         for keys, state in dicts.items():
@@ -305,7 +305,7 @@ def _load(path: Path) -> Any:
         # A safetensors file begins with the length of its header in 8 bytes, of which the last two are 0, and
         # with the header, {…}.
         is_safetensors = path.suffix == ".safetensors" or head[6:9] == b"\0\0{"
-        is_pickle = head.startswith((b"PK", b"\x80"))
+        is_pickle = head.startswith((b"PK", b"\x80"))  # in a zip archive, or alone
         fault = ""
         if not (is_safetensors or is_pickle):
             fault = f"begins with {head[:16]!r}" if head else "is empty"

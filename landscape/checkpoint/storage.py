@@ -260,7 +260,8 @@ class ResultFile:
 
         Args:
             settings: all settings of the results, by name: numbers, strings, bools and lists of these.
-            compute: a function that computes the results. With ``replace`` it is always called.
+            compute: a function that computes the results. If the file was opened with ``replace``, it is
+                always called.
 
         Returns:
             All results that the file has now.
@@ -378,7 +379,7 @@ class ResultFile:
                 self.resumed, self._current = result, entry
                 return result
             unfit_results.append((result, difference))
-        if unfit_results:
+        if unfit_results:  # an error, unless the file was opened with ``replace``
             self.drop(*unfit_results[0])
         return None
 

@@ -110,7 +110,7 @@ def fitting_tensors(
 
     The state may have only one name of a tied tensor. BatchNorm's counts of batches may be missing (files
     older than PyTorch 0.4.1 have no counts). If the model has frozen parameters and the state has none of
-    them, the state is that of an adapter. Then the model's own frozen parameters and buffers are yielded.
+    them, it is that of an adapter. Then the model's own frozen parameters and buffers are yielded, too.
     """
     # The constants are the frozen parameters and the buffers.
     constants, parameters = _constants(model), dict(model.named_parameters())
@@ -213,7 +213,7 @@ def import_state(
                 other_tensors[key] = storable(value).clone()
         weights.append(theta)
         buffers.append(other_tensors)
-    recipe = ""
+    recipe = ""  # only a list of the files
     for path in state_paths:
         for file in states.files_of(path):
             recipe += f'[[import]]\nfile = {json.dumps(file.name)}\nsha256 = "{hdf5.sha256(file)}"\n'

@@ -285,24 +285,24 @@ def googlenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     23.52 MiB; Table 1 of DPSGD-2020 has 23.53.
     """
     channels = scaled(192, width)
-    layers: list[nn.Module] = [conv_bn(3, channels, 3, bias=True)]
+    layers: list[nn.Module] = [conv_bn(3, channels, kernel=3, bias=True)]
     for plan in _PLAN:
         if plan is None:
-            layers.append(nn.MaxPool2d(3, 2, 1))
+            layers.append(nn.MaxPool2d(3, stride=2, padding=1))
             continue
         # Output channels of the convolutions in a block's four branches: a 1×1; a 1×1 before a 3×3; a 1×1
         # before a 5×5, which is two 3×3; and a 1×1 after the pooling.
         of_1x1, before_3x3, of_3x3, before_5x5, of_5x5, after_pool = (scaled(n, width) for n in plan)
         branch_1x1 = conv_bn(channels, of_1x1, bias=True)
         branch_3x3 = nn.Sequential(
-            conv_bn(channels, before_3x3, bias=True), conv_bn(before_3x3, of_3x3, 3, bias=True)
+            conv_bn(channels, before_3x3, bias=True), conv_bn(before_3x3, of_3x3, kernel=3, bias=True)
         )
         branch_5x5 = nn.Sequential(
             conv_bn(channels, before_5x5, bias=True),
-            conv_bn(before_5x5, of_5x5, 3, bias=True),
-            conv_bn(of_5x5, of_5x5, 3, bias=True),
+            conv_bn(before_5x5, of_5x5, kernel=3, bias=True),
+            conv_bn(of_5x5, of_5x5, kernel=3, bias=True),
         )
-        branch_pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), conv_bn(channels, after_pool, bias=True))
+        branch_pool = nn.Sequential(nn.MaxPool2d(3, 1, padding=1), conv_bn(channels, after_pool, bias=True))
         layers.append(Branches(branch_1x1, branch_3x3, branch_5x5, branch_pool))
         channels = of_1x1 + of_3x3 + of_5x5 + after_pool
     return nn.Sequential(*layers, Head(channels, classes))

@@ -142,7 +142,8 @@ class Products:
             factor_a = factor_a.to(dtypes.get(a.name, factor_a.dtype))
             factor_b = factor_b.to(dtypes.get(b.name, factor_b.dtype))
             factors[a.name] = factor_a, factor_b
-        # Not those of the products, which have the names of A. (Those of B belong to no parameter here.)
+        # Without the dtypes of A: the products have the names of A, and their factors are rounded above. (The
+        # dtypes of B have no effect, because B is no parameter here.)
         other_dtypes = {name: dtype for name, dtype in dtypes.items() if name not in factors}
         rounded_theta = rounded(self.problem, theta, other_dtypes)
         error = math.sqrt(squared_error / max(squared_norm, 1e-300))

@@ -221,18 +221,19 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
     """Return the largest relative change of the loss or of an output between two vectors of weights (P,).
 
     Changes of the loss are relative to the largest loss of a chunk at ``first``, and changes of outputs to
-    the largest output there. At most ``samples`` samples are evaluated, in the widest precision, with
-    statistics of BatchNorm that are estimated at each vector.
+    the largest output there. Data in batches are evaluated by whole chunks, until ``samples`` samples are; of
+    other data, at most ``samples`` are. The passes have the widest precision, with statistics of BatchNorm
+    that are estimated at each vector.
     """
     count = min(samples, problem.samples)
     if problem.indexed and count < problem.samples:
         problem = problem.subset(slice(count))
     wide = _wide(problem).with_batchnorm("recalibrate", max(2, count))
     pairs = [(wide.at(weights), weights) for weights in (first.to(wide.weights), second.to(wide.weights))]
-    largest_changes, largest_values = [0.0, 0.0], [0.0, 0.0]  # both: of the loss, of the outputs
-    evaluated_samples = 0.0
+    largest_changes, largest_values = [0.0, 0.0], [0.0, 0.0]  # [of the loss, of the outputs]
+    evaluated_samples = 0.0  # no integer: a pass with one of d random draws counts 1/d of its samples
     for x, y, sample_count, seed in wide.parts():
-        values = []
+        values = []  # at both vectors: [the loss, the outputs], or only [the loss] for unknown outputs
         for problem_there, weights in pairs:
             with wide.evaluating(seed):
                 outputs = problem_there.outputs(weights, x)

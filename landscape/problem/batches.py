@@ -302,23 +302,26 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     """Return the number of samples of a batch.
 
     It is the length of the first tensor of the targets or, if the targets have no tensor, of the inputs. If
-    the targets are a list with one dict for each image, it is the length of the list.
+    the targets are a list with one dict for each image, it is the length of the list. If inputs and
+    targets hold no tensor, and the targets are an object such as a graph, it is 1 (unless ``alike``).
 
     Args:
         x, y: inputs and targets.
         alike: whether all tensors must have that length; InputError is raised if one has not.
-        remedy: code that the error recommends for inputs such as the nodes and edges of a graph.
+        remedy: code that this error recommends, which gives all data as a list of one batch: for inputs that
+            are several tensors, such as the nodes and edges of a graph.
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
     if not tensors and hasattr(y, "__dict__") and not alike:
-        return 1  # one object with inputs and targets, such as a graph
-    needed = "not tensors with samples first; use DataLoader(…)"
+        return 1
+    not_samples = "not tensors with samples first; use DataLoader(…)"
     if not tensors:
-        raise InputError(f"data: a batch holds no tensor, {needed}")
+        raise InputError(f"data: a batch holds no tensor, {not_samples}")
     counted_name, counted_tensor = tensors[0]
-    if counted_tensor.dim() == 0 or isinstance(y, (bool, int, float)):  # a number of Python is no tensor
+    # If the targets are a number of Python, the first tensor is one of the inputs.
+    if counted_tensor.dim() == 0 or isinstance(y, (bool, int, float)):
         number_name = counted_name if counted_tensor.dim() == 0 else "targets"
-        raise InputError(f"data: a batch holds a single number as {number_name}, {needed}")
+        raise InputError(f"data: a batch holds a single number as {number_name}, {not_samples}")
     length = len(counted_tensor)
     is_list_of_images = isinstance(y, list) and bool(y) and all(isinstance(entry, Mapping) for entry in y)
     if is_list_of_images:  # an image's tensors have a row for each of its objects, such as boxes
@@ -327,14 +330,14 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
         return length
     for name, tensor in tensors:
         is_sparse = tensor.layout is not torch.strided
-        # The rows of an image's tensors are objects, not samples.
+        # With a list of images, any tensor is refused: a row of an image's tensors is no sample.
         if is_list_of_images or tensor.dim() == 0 or len(tensor) != length or is_sparse:
             found = f"{len(tensor) if tensor.dim() else 'no'} samples"
             if is_sparse:
                 layout = str(tensor.layout).removeprefix("torch.")
                 found = f"a {layout} tensor (.to_dense() makes a plain one)"
-            graph = ", or be in a list of one batch (as for a graph)" if remedy else ""
-            words = f"{found}, but {counted_name}: {length} samples; all must hold each sample once{graph}"
+            or_list = ", or be in a list of one batch (as for a graph)" if remedy else ""
+            words = f"{found}, but {counted_name}: {length} samples; all must hold each sample once{or_list}"
             raise InputError(f"data: {name}: {words}", remedy=remedy)
     return length
 

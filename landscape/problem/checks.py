@@ -171,7 +171,7 @@ def check_parameters(
         with problem.evaluating(0):
             loss, gradient = _loss_and_gradient(outputs, problem, list(tensors.values()), targets)
     true_loss, true_gradient = reference_values(problem, original, x, y, weights, training)
-    if training:
+    if training:  # the true loss is that of eval mode, the true gradient that of the problem's modes
         true_loss, _ = reference_values(problem, original, x, y, weights)
     min_tolerance = 0.0 if problem.device.type == "cpu" else FUSED
     if may_store:
@@ -187,7 +187,7 @@ def check_parameters(
         if math.isfinite(norm) and math.hypot(*errors) > 10 * allowed * (norm + allowed):
             mark_as_recomputing(problem.model)
             gradient = true_gradient  # that of the module's own parameters, which the problem now uses
-        # A part that this gradient misses may be in that of a copy with other modules in training mode.
+        # A part that ``gradient`` misses may be in that of a copy with other modules in training mode.
         users_modules = tuple(name for name, module in original.named_modules() if not is_of_torch(module))
         other_modes = dict.fromkeys([() if training else tuple(storing_modules(original)), users_modules])
         arguments = problem, original, (x, y), weights, gradient, training

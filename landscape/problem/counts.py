@@ -301,8 +301,8 @@ def class_counts(
         is_counted = system.isfinite().all(0)
         if only_determined and is_counted.sum() <= 1:
             continue
-        weights = torch.zeros(len(classes), dtype=torch.float64)
-        if len(classes) > 1 and bool(is_counted.any()):  # any weight of a single class holds
+        weights = torch.zeros(len(classes), dtype=torch.float64)  # of a single class: 0, which always holds
+        if len(classes) > 1 and bool(is_counted.any()):
             weights[is_counted] = _orthogonal(system[:, is_counted], limit, only_determined)
         if bool(weights.isfinite().all()):
             by_class = dict(zip(classes, weights.tolist(), strict=True))

@@ -92,7 +92,7 @@ class Data:
         self.divisible = True
         self.sample_terms: Tensor | None = None
         self.chunk_size: int | None = None
-        self.samples, self.terms = 0, 0.0
+        self.samples, self.terms = 0, 0.0  # terms can be sums of classes' weights, which are no integers
         self.checksum: Tensor | None = None  # the checksum of a pass over all batches
         self._sums: list[Tensor] = []  # the checksum of each batch
         # Key "fingerprint": the text of the fingerprint. A number as key: the indices of that many samples,

@@ -264,7 +264,7 @@ class Losses:
                 if joint_equation is not None:
                     equations.append(joint_equation)
             if number and not equations:
-                equations = [Equation(number, 1.0, [], 0.0)]  # holds with no count
+                equations = [Equation(number, whole=1.0, parts=[], rounding=0.0)]  # holds with no count
             yield from equations
             if ragged and self.by_outputs:
                 for divisor in (3, 2):  # halves, if the loss does not accept a third of the length
@@ -518,7 +518,7 @@ def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> 
         batch_count += 1
         by_code |= {count.code: count for count in counts.candidates(x, y)}
     usual_counts = [*by_code.values()]
-    ragged, by_lengths = losses.problem.data.ragged, False
+    ragged, keeps_lengths = losses.problem.data.ragged, False
 
     def those_that_hold(some_counts: Iterable[Count], uncut: bool = False, shift: int = 0) -> list[Count]:
         """Return the counts with which the hints and the equations of all batches hold."""
@@ -532,25 +532,25 @@ def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> 
         return remaining
 
     remaining = those_that_hold(usual_counts)
-    if ragged and not remaining:
+    if ragged and not remaining:  # the loss may compare outputs with the next targets
         remaining = those_that_hold([count for count in usual_counts if count.cut], shift=1)
     if ragged and not remaining:
         # The inputs may hold lengths, which stay the same if targets are cut. So no targets are cut.
-        by_lengths = True
+        keeps_lengths = True
         lengths = [count for count in usual_counts if count.of_inputs and count.function == "numbers"]
         remaining = those_that_hold(lengths, uncut=True)
     if not remaining and (not hints or counts.class_counts(hints, only_determined=False)):
         # Two equations for each of MAX_CLASSES classes (our choice), unless each part needs its own pass.
         cuts = math.ceil(2 * MAX_CLASSES / batch_count) if losses.by_outputs else 1
         class_counts = counts.class_counts(losses.equations(batches(), ragged, cuts))
-        remaining = those_that_hold(class_counts, uncut=by_lengths)
+        remaining = those_that_hold(class_counts, uncut=keeps_lengths)
     # The equation of the two batches that the counts weigh most differently may exclude some counts.
     while remaining:
         rows = [[float(count(x, y).sum()) for count in remaining] for x, y in batches()]
         totals = torch.tensor(rows, dtype=torch.float64)  # (batches, counts)
         pair = counts.most_different_batches(totals)  # [] if the counts weigh the batches alike
         samples = [losses.samples(*batch) for number, batch in enumerate(batches()) if number in pair]
-        equation = attempt(losses.of_two, *samples, pair[0], by_lengths) if samples else None
+        equation = attempt(losses.of_two, *samples, pair[0], keeps_lengths) if samples else None
         still_remaining = remaining if equation is None else counts.that_hold(remaining, [equation])
         if len(still_remaining) == len(remaining):
             return counts.unambiguous(remaining, totals)

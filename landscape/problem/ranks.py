@@ -432,7 +432,8 @@ def check_mean(problem: Any, terms: Terms) -> None:
     if joint_equation is not None:
         equations.append(joint_equation.without_outputs())
     if not equations:
-        equations = [Equation(0, 1.0, [], 0.0)]  # holds with no count, so that none is accepted
+        # It holds with no count, so that none is accepted.
+        equations = [Equation(0, whole=1.0, parts=[], rounding=0.0)]
 
     def those_that_hold(some_counts: Sequence[Any]) -> list[Any]:
         """Return the counts with which the equations of all ranks hold."""
@@ -454,13 +455,13 @@ def check_mean(problem: Any, terms: Terms) -> None:
     remaining = those_that_hold([counts.ONES, *by_code.values()])
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
-        # More cuts give more equations, which must determine the weights of up to MAX_CLASSES classes. Only
-        # for a model with its own loss, which makes a pass for each part, there are fewer.
+        # The cuts give two equations for each of up to MAX_CLASSES classes. A model with its own loss makes a
+        # pass for each part, and gets only CUTS cuts.
         cuts = CUTS if model_has_loss else math.ceil(2 * counts.MAX_CLASSES / batches)
         by_class = counts.class_counts([*equations, *batch_equations(cuts)], gather=problem._gathered_objects)
         remaining = those_that_hold(by_class)
     if not remaining:
-        check_finite(problem, terms, every=True)
+        check_finite(problem, terms, every=True)  # a loss that is NaN gets an error of its own
         raise InputError("loss: no mean over samples or over a standard count of targets; give terms=")
     rank_totals = [sum(float(count(x, y).sum()) for x, y in _rank_batches(problem)) for count in remaining]
     totals = problem._by_rank(*rank_totals).view(problem.ranks, -1)

@@ -102,7 +102,7 @@ class ShardedProblem(Exchanges):
                 "DTensors (fully_shard, parallelize_module), or it must be a DistributedDataParallel"
             )
         self.model, self.ranks = model, dist.get_world_size()
-        self._reshard()
+        self._reshard()  # a pass of the user may have left gathered parameters
         parameters: dict[str, Any] = dict(inner.named_parameters())
         self.layout = Layout.of(inner)
         # Vectors have the numbers of the chosen pieces: of all, unless of() chooses some.

@@ -191,12 +191,12 @@ def read(sources: Any) -> Contents:
     items = []
     for (path, run), label in zip(runs.values(), labels, strict=True):
         name = label if labels.count(label) == 1 else f"{label} ({path})"
-        items.append(Item(run, path, hdf5.sha256(path), name))
+        items.append(Item(run, path, sha256=hdf5.sha256(path), name=name))
     for file, results_of_file in results.values():
         for index, result in enumerate(results_of_file):
             label = " ".join(getattr(result, "label", "").split())
             name = paper_name(label) or f"{type(result).__name__} {index}"
-            items.append(Item(result, file, "", name))
+            items.append(Item(result, file, sha256="", name=name))
     return Contents(tuple(items), tuple(notes))
 
 
