@@ -188,9 +188,9 @@ class GradientEstimator:
         n = len(parts.indices)
         if g.exact:
             squares = 0.0
-            for j, samples in enumerate(parts.indices):
-                difference = self._part_gradient(weights, samples, j).sub_(g.rows[0])
-                squares += float(_products([difference])[0, 0])
+            for j, indices in enumerate(parts.indices):
+                difference = self._part_gradient(weights, indices, j).sub_(g.rows[0])
+                squares += float(_products([difference])[0, 0])  # over this process's coordinates
             (total,) = self.comm.total(squares)
             return {"heterogeneity": total / n, "heterogeneity_se": 0.0}
         sample_terms = self.problem.data.sample_terms  # None: one term for each sample
@@ -199,8 +199,8 @@ class GradientEstimator:
         # rows of S = Σ_j (terms_j/Σ_i terms_i) R_j are the estimates of ∇L.
         mean_rows = weighted_rows = torch.zeros(())  # the first addition gives them the shape of R_j
         mean_products = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)  # Σ_j R_j R_jᵀ/n
-        for j, samples in enumerate(parts.indices):
-            rows = self._part_estimates(weights, samples, step, j, n)
+        for j, indices in enumerate(parts.indices):
+            rows = self._part_estimates(weights, indices, step, j, n)
             mean_products += _products([*rows]).cpu() / n
             mean_rows = mean_rows + rows / n
             weighted_rows = weighted_rows + rows * (terms[j] / sum(terms))
@@ -319,19 +319,19 @@ class Decomposer:
     ) -> Columns:  # fmt: skip
         """Begin to decompose a step: compute everything that does not need the new weights.
 
-        This is g = ∇L(w_a), where w_a is the mean of the learners' weights. For the terms of Eq. 4 of
-        DPSGD-2020 it is also g_S, the mean over the learners of their minibatch gradients at w_a, and δ, the
-        mean of ``gradients`` minus g_S. For a divided training set it is also the heterogeneity.
+        Always computed is g = ∇L(w_a), where w_a is the mean of the learners' weights. The terms of Eq. 4 of
+        DPSGD-2020 also need g_S, the mean over the learners of their minibatch gradients at w_a, and δ, the
+        mean of ``gradients`` minus g_S. For a divided training set the heterogeneity is computed, too.
 
         Args:
             weights: the learners' weights (n, P) at the start of the step.
             x, y: the learners' minibatches, for their gradients at w_a.
             gradients: the learners' minibatch gradients (n, P), at the points where the rule takes gradients.
             step: counted from 1.
-            split: whether to split Δ into the terms of Eq. 4. They hold only for steps of −α × gradient:
-                without momentum or weight decay, and not for LARS, LAMB or ``torch.optim``.
+            split: whether to split the noise Δ into the terms of Eq. 4. They hold only for steps of −α ×
+                gradient: without momentum or weight decay, and not for LARS, LAMB or ``torch.optim``.
             at_mean: whether the rule took all gradients at w_a, so that δ = 0.
-            training: the options with which ``gradients`` were computed.
+            training: the options of training mode for ``gradients``; None: they were computed in eval mode.
 
         Returns:
             A function of the new weights (n, P) and the learning rate α that returns the history's columns.

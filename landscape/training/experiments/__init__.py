@@ -77,12 +77,12 @@ def critical_batch(
 ) -> CriticalBatch:
     """Find the critical batch by branched training (Merrill et al. 2025, arXiv 2505.23971).
 
-    Branches start at a checkpoint, with the states of its optimizer and update rule. All branches train on
-    equally many samples, with different batches. Above the critical batch, the final training loss is more
-    than 1 + ``loss_tol`` times the loss with the smallest batch. Unlike :func:`landscape.noise_scale`, this
-    method needs no assumption on the Hessian. Three choices are ours: the loss is that of the mean weights
-    w_a on the whole training set, averaged over the last quarter of a branch; each batch has several
-    branches; and the critical batch is interpolated.
+    Branches continue a run from a checkpoint, with the states of its optimizer and update rule. All branches
+    train on equally many samples, with different batches. Above the critical batch, the final training loss
+    is more than 1 + ``loss_tol`` times the loss with the smallest batch. Unlike
+    :func:`landscape.noise_scale`, this method needs no assumption on the Hessian. Three choices are ours: the
+    loss is that of the mean weights w_a on the whole training set, averaged over the last quarter of a
+    branch; each batch has several branches; and the critical batch is interpolated.
 
     Args:
         run: a checkpoint of ``landscape train``. The learning rate stays constant within a branch.
@@ -103,8 +103,8 @@ def critical_batch(
         The loss of each branch, and the critical batch with its standard error.
 
     Raises:
-        InputError: no checkpoint, fewer than two factors, too few samples, or a batch that the learners
-            cannot share.
+        InputError: a run that is no checkpoint, fewer than two factors, too few samples, or a batch that the
+            learners cannot share.
         OperationError: the run has no recipe, its recipe names code, or the run diverged.
 
     Example:
@@ -124,7 +124,7 @@ def critical_batch(
     if scaling is None:
         optimizer_name, _ = recipe.part("optimizer")
         scaling = "sqrt" if optimizer_name in SQRT_OPTIMIZERS else "linear"
-    batches = _batches(recipe, factors)
+    batches = _batches(recipe, factors)  # in increasing order
     samples = trained_samples or STEPS * batches[-1]
     rates = [run.lr * (batch / recipe.batch) ** EXPONENTS[scaling] for batch in batches]
     steps = [round(samples / batch) for batch in batches]

@@ -182,7 +182,7 @@ class Runner:
             self.progress(self.done)
             self.save()
 
-        self.execute([*jobs.values()], record, lambda share: self.progress(self.done + share))
+        self.execute([*jobs.values()], record, lambda completed: self.progress(self.done + completed))
 
     def score(self, setting: Setting) -> tuple[int, float]:
         """Return the number of diverged seeds, and the mean final test loss of all seeds; lower is better."""
@@ -269,10 +269,10 @@ def sweep(
 ) -> Sweep:
     """Train all combinations of recipes, seeds and values of the recipes' keys, as ``landscape sweep`` does.
 
-    Each run has a folder FOLDER/SETTING/seed-N with the files of :func:`landscape.train`. The table, in
-    FOLDER/sweep.csv and FOLDER/sweep.h5, is rewritten after each run. A repeated call resumes an interrupted
-    sweep; a call with other values or seeds extends the table. A run that diverges raises no error: the table
-    counts such runs.
+    Each run has a folder FOLDER/SETTING/seed-N with the files of :func:`landscape.train`; SETTING consists of
+    the recipe's name and of the keys and values that the call sets. The table, in FOLDER/sweep.csv and
+    FOLDER/sweep.h5, is rewritten after each run. A repeated call resumes an interrupted sweep; a call with
+    other values or seeds extends the table. A run that diverges raises no error: the table counts such runs.
 
     A search evaluates the lowest, the middle and the highest value of a range. Each of ``rounds`` further
     rounds evaluates the two neighbors of the best value so far, at half the previous distance on a log scale.
@@ -321,7 +321,7 @@ def sweep(
             return source.replace(**values)
         return Recipe.read(source, allow_code=allow_code, **values)
 
-    bases = grid(sources, settings)  # a search adds its key to each of these settings
+    bases = grid(labels=sources, values=settings)  # a search adds its key to each of these settings
     keys = list(settings)
     total_runs = len(share_of(range(len(bases) * len(seeds)), share))  # in this call
     trial_changes: list[str] = []  # for a trial of all settings: a search's key with its lowest value

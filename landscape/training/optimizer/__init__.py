@@ -63,8 +63,8 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
         table: the recipe's table "optimizer" without the key "name". Its key "groups" holds a table for each
             group of parameters, with the options that differ in this group. The key of a group is a role
-            ("matrix", "bias", "norm", "embedding" or "head"), a pattern of the parameters' names, or their
-            beginning up to a dot.
+            ("matrix", "bias", "norm", "embedding" or "head"), a pattern of the parameters' names, or the
+            beginning of these names up to a dot.
 
     Returns:
         Option -> value. The table of a group has its "name", its "lr_factor" and all its options; that of a
@@ -75,8 +75,8 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
     """
     without_groups = {key: value for key, value in table.items() if key != GROUPS}
     name = full_name(name)
-    checked_options = torch_options if is_torch(name) else optimizers.options
-    all_options = checked_options(name, without_groups)
+    check_options = torch_options if is_torch(name) else optimizers.options
+    all_options = check_options(name, without_groups)
     groups: dict[str, Any] = {}
     for pattern, group in fit("optimizer.groups", table.get(GROUPS, {}), dict).items():
         is_frozen, lr_factor, changes = group_options(pattern, group)
@@ -450,7 +450,7 @@ class TorchOptimizer(Optimizer):
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         """Return u = (p − p')/``lr`` (n, P): PyTorch's optimizer steps from ``points`` p to p'."""
         state = {key: tensor.clone() for key, tensor in self.state.items()}
-        has_state = bool(state[UPDATES].any())
+        has_state = bool(state[UPDATES].any())  # UPDATES: the number of steps since the state was new
         if not has_state:  # a new optimizer of PyTorch's makes its own initial state in its first step
             self._optimizer = self._build(self._parameters)
         optimizer = self._optimizer

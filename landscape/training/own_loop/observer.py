@@ -93,7 +93,7 @@ class Observer:
         # With BatchNorm, a sample's loss depends on its batch: the estimator must cut samples into batches of
         # this size. 0: it need not, because there is no BatchNorm, or because the data come in batches.
         batch_to_cut = batch if uses_batchnorm and self.train.indexed else 0
-        self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, batch_to_cut)
+        self._gradient = GradientEstimator(self._objective, Comm(learners=1), samples, seed, batch_to_cut)
 
     def _make_monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
         """Return the instruments of ``table``; a step has ``batch`` samples, 0: an unknown number."""
@@ -311,6 +311,7 @@ class ShardedObserver(Observer):
             self.train = self._objective = self._sharded_problem
             self.test = None if test is None else Problem(module, loss, test, **problem_options)
             self.parameters = ShardedParameters(module, self.train)
+            # λ_max, the only measurement that is not refused, does not depend on the steps' batch.
             self.monitor = self._make_monitoring(monitor_table, seed, batch=0, optimizer=optimizer)
         rank, size = loop.rank_and_size()
         self._group = loop.DefaultGroup(rank, size, device)

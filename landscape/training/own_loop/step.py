@@ -77,8 +77,8 @@ class Stepper:
 
         Raises:
             InputError: if the model's parameters are not those that were wrapped; if the model was wrapped
-                before the process group was made; or if the rule takes gradients at other points than the
-                present weights, and no forward pass begins the step.
+                before the process group was made; or if no forward pass begins the step, and the rule takes
+                gradients at other points than the present weights, such as older weights.
         """
         if self.begun:
             return
@@ -90,11 +90,11 @@ class Stepper:
             step = self.steps + 1
             self.group.step = step
             self.weights.copy_(self.parameters.flat)
-            if self.rule.at_mean:  # all learners have the same weights: these are their mean, too
+            if self.rule.at_mean:  # such a rule keeps all learners' weights equal: w_j is their mean
                 self.comm.hold_mean(self.weights)
             self.rule.begin(self.weights, step)
             self._points = self.rule.gradient_points(self.weights)
-            # If the rule does not return ``weights`` themselves, gradients are taken at other points.
+            # Points that are not in the memory of ``weights`` are other points, such as older weights.
             if self._points.data_ptr() != self.weights.data_ptr():
                 if not in_forward:
                     remedy = "call the wrapper itself, in training mode, before each step"
@@ -267,7 +267,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         weights=storable(parameters.flat),
         layout=parameters.layout,
         step=stepper.steps,
-        algorithm=RECORDED,
+        algorithm=RECORDED,  # a user's own loop made the run; the rule is in ``settings``
         recipe=toml_text(settings),
         model={"name": loop.class_path(unwrapped(parameters.module)), "options": {}},
         lr=loop.learning_rate(parameters.optimizer),

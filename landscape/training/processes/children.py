@@ -230,6 +230,7 @@ class Pool:
         with Children() as children:
             for number in range(min(self.nproc, len(jobs))):
                 variables = threads_each(self.nproc, self.threads) | self.environment(number)
+                # The child calls main() of this module.
                 children.start(__name__, [function], variables, piped=True, show=False)
             # The index of the job that each child works on.
             busy = {child: _give_next_job(child, waiting_jobs) for child in children.all}

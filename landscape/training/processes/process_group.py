@@ -106,7 +106,8 @@ class Group(Processes):
         process does not join in time.
         """
         group = cls(device, timeout)
-        exchange_store, group._store = group._connect()  # the latter is for signs of life and failures
+        # ``_store`` is for signs of life and failures.
+        exchange_store, group._store = group._connect()
         group._wait_for_ranks()
         init = functools.partial(
             dist.init_process_group,
@@ -120,7 +121,7 @@ class Group(Processes):
         try:
             if group.backend == "nccl":  # only the thread that starts NCCL may use it
                 init()
-            else:  # within() ends an init() that hangs, or whose ``exchange_timeout`` is longer
+            else:  # init() may hang, or wait for a longer ``exchange_timeout``: within() then raises an error
                 within(timeout + LOST_AFTER, init)
         except (RuntimeError, TimeoutError) as error:
             words = f"the processes cannot meet ({first_line(error)})"

@@ -48,9 +48,10 @@ def launch(
 ) -> Checkpoint:  # fmt: skip
     """Train ``recipe`` in ``folder``: write recipe.toml, step-NNNNNNN.h5 and last.h5.
 
-    With a ``group``, each process of the group calls ``launch`` and returns a checkpoint of its own learners;
-    rank 0 writes the checkpoints, and every process writes logs/rank-R.log. In asynchronous SGD with measured
-    delays rank 0 is the server; the other ranks are workers, and return the last weights without a history.
+    With a ``group``, each process of the group calls ``launch`` and returns a checkpoint of its own learners
+    (of all learners, if the run was complete before); rank 0 writes the checkpoints, and every process writes
+    logs/rank-R.log. In asynchronous SGD with measured delays rank 0 is the server; the other ranks are
+    workers, and return the last weights without a history.
 
     Args:
         recipe, folder, resume, force, device, data_dir: as for :func:`train`.
@@ -77,7 +78,7 @@ def launch(
     hooks = dataclasses.replace(hooks or Hooks())  # a copy, because its functions are replaced below
     writes_files = group is None or group.rank == 0
     with Lock(folder) as lock:
-        # A folder with files of a run is locked now; another folder is made and locked after all checks.
+        # A folder with files of a run is locked now; a folder without them is locked after all checks.
         if writes_files and storage.named_like_a_run(folder):
             lock.acquire()
         if group:  # so that no process reads a checkpoint before rank 0 has the lock
@@ -85,7 +86,7 @@ def launch(
         if not force and is_complete(recipe, folder):
             hooks.message(f"{folder}: complete already, nothing is trained")
             return Checkpoint.load(folder / "last.h5")
-        run_files = storage.check_folder(folder, resume=resume, force=force)
+        run_files = storage.check_folder(folder, resume=resume, force=force)  # of a run already there
         checkpoint = None  # the state to resume from; None: the start of the run
         if resume:
             own_learners = functools.partial(_own_learners, group)

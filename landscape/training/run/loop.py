@@ -243,7 +243,7 @@ class Trainer:
         # w_a is computed anyway, or the spread may exceed its bound.
         measures_spread = self.comm.size == 1 or is_decomposed or t == recipe.steps
         measures_spread |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
-        if measures_spread or self.rule.at_mean:  # at_mean: the next step takes its gradients at this mean
+        if measures_spread or self.rule.at_mean:  # with at_mean, the next step needs this mean
             self.comm.start_mean(new_weights)
         row = self.history.new_row(t, lr)
         if columns_of_step is not None:
@@ -390,7 +390,8 @@ class Trainer:
         recipe = self.recipe
         next_step = min(self.step + 1, max(1, recipe.steps))  # after the last step, the last step itself
         shared = self.rule.shared | self.batching.state | self.monitor.state(self.step)
-        if recipe.init.checkpoint:  # a resumed run needs ‖w_a‖² of this file, which may be gone by then
+        # A resumed run needs ‖w_a‖² of the file with the initial weights, which may be gone by then.
+        if recipe.init.checkpoint:
             shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
         if self.parts:
             shared = shared | self.parts.state

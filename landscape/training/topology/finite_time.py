@@ -117,7 +117,7 @@ def _simple_base(n: int, k: int) -> list[Array]:
         if a:
             groups.append((a, piece))
     starts = np.cumsum([0, *(a * piece for a, piece in groups)])  # the first learner of each group, then n
-    # For each group, the matrices of a hyper-hypercube's steps, after which its learners have their mean.
+    # For each group, the matrices of a hyper-hypercube's steps, after which it has averaged.
     cubes = [_cubes(a * piece, k) for a, piece in groups]
     steps = []
     for t in range(len(cubes[0])):  # the first group is the largest, and needs the most steps
