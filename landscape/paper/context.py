@@ -216,8 +216,8 @@ class Context:
     def train(self, recipes: Iterable[Recipe]) -> None:
         """Train the runs of ``recipes`` that have not ended in this context's folder; write their records.
 
-        An interrupted run resumes. If ``runs_with_weights`` is not None, the folder of a run that it lacks is
-        deleted once the run's record is written.
+        An interrupted run resumes. If ``runs_with_weights`` is not None, the folder of a run that is not
+        in this set is deleted once the run's record is written.
 
         Raises:
             OperationError: a run could not be made.
@@ -321,8 +321,8 @@ class Context:
         """Return the results of ``make()``: read them from their file, or compute and write them.
 
         The name of the file is a hash of the class ``kind``, the ``points``, the ``settings`` and the
-        versions of the ``functions``. So the results are computed again after a change of a version. A
-        surface's file has only the lengths and angles of its plane (:meth:`.Surface.compact`).
+        versions of the ``functions``. So the results are computed again after a change of a version. Of
+        the directions of a surface's plane, the file has only lengths and angle (:meth:`.Surface.compact`).
 
         Args:
             kind: the class of the results.

@@ -59,7 +59,7 @@ def draw(
         axes: axes to draw into, by name of the panel; other panels are not shown.
         width: width in inches of a picture for a paper, such as 3.3 for a column or 7 for a page. Such a
             picture has small texts, no caption, and a title only if one is given. Panels in ``ax`` or
-            ``axes`` look the same.
+            ``axes`` look like those of such a picture.
         visuals: parts to leave out or to change. The keys are "title", "panel_titles", "legend", "colorbar"
             and "caption"; a value is False, which leaves the part out, or a dict of properties for
             matplotlib's ``Artist.set``.
@@ -255,7 +255,7 @@ def draws(kind: type) -> Callable[[F], F]:
     """Return a decorator that registers a function as the drawing of results of class ``kind``.
 
     :func:`landscape.draw` calls the function with copies of the results that matplotlib can draw. It also
-    passes on its own options, such as ``style``, if the function has a parameter of that name.
+    passes on options, such as ``log``; an option that the function does not have as a parameter is refused.
 
     Args:
         kind: the class of the results; subclasses without a drawing of their own have this drawing, too.

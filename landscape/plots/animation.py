@@ -66,9 +66,9 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
         raise InputError("animate: no frame, there is nothing to draw")
     surfaces = [drawable(frame.surface) for frame in frames]
     with style.style():
-        figure, (ax, dial) = panels(1, 2, 4.6, 4.6, ["surface", "dial"], width_ratios=(1.6, 1.0))
+        figure, (ax, dial) = panels(1, 2, 4.6, 4.6, names=["surface", "dial"], width_ratios=(1.6, 1.0))
         level_scale = surface.scale([shown_surface.loss for shown_surface in surfaces])
-        # contourf changes its norm in each frame, which would reset the color bar's labels: it has a copy.
+        # contourf changes its norm in each frame. The color bar has a copy, so that its labels are not reset.
         norm = copy.deepcopy(level_scale.norm)
         surface.color_bar(figure, ax, norm, surface.CMAP, f"loss{style.unit(surfaces[0], 'loss')}")
         text = "White lines: levels of the frame. Dial: learning rate × sharpness, unstable above the limit."
@@ -118,7 +118,7 @@ def _draw_dial(ax: Axes, frame: Frame, end: float, color: str) -> None:
     """
 
     def position(value: Any, radius: float) -> tuple[Any, Any]:
-        """Return x and y of a value on the dial, at this distance from its center; the rim is at 1."""
+        """Return x and y of a value on the dial, at ``radius`` from its center; the rim is at radius 1."""
         angle = np.pi * (1 - value / end)  # from π, at the left, to 0
         return radius * np.cos(angle), radius * np.sin(angle)
 

@@ -52,21 +52,21 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     """
     if not any(r.values.size or r.nodes.size for r in results):
         return _draw_traces(results, title)
-    figure, (ax,) = panels(1, 1, 6.4, 3.9, ["spectrum"])
+    figure, (ax,) = panels(1, 1, 6.4, 3.9, names=["spectrum"])
     densities = [r.density for r in results if r.density]
     if densities:
         # A peak has fallen to almost nothing five widths away from its node.
         low = min(float(d.nodes.min()) - 5 * d.width() for d in densities)
         high = max(float(d.nodes.max()) + 5 * d.width() for d in densities)
-        eigenvalues = np.linspace(low, high, 2000)
+        x = np.linspace(low, high, 2000)
         # A tenth of the peak that one eigenvalue out of P makes.
         floor = min(0.1 / (d.parameters * d.width() * np.sqrt(2 * np.pi)) for d in densities)
     # Each result has a row of ticks; heights are relative to the panel.
     row_height = 0.05 if densities else 0.9 / len(results)
     for k, (r, name, color) in enumerate(style.labeled(results, "spectrum")):
         if r.density:
-            density = r.density.broadened(eigenvalues)
-            ax.plot(eigenvalues, np.where(density < floor, np.nan, density), color=color, label=name)
+            density = r.density.broadened(x)
+            ax.plot(x, np.where(density < floor, np.nan, density), color=color, label=name)
         row_bottom, row_top = row_height * k, row_height * (k + 0.9)
         for eigenvalue in r.values:
             ax.axvline(eigenvalue, row_bottom, row_top, color=color, lw=1.5, label=name, clip_on=False)
@@ -96,7 +96,7 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     """Draw traces with their 95% intervals, one below the other."""
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
-    figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results), ["trace"])
+    figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results), names=["trace"])
     for k, (r, _, color) in enumerate(style.labeled(results, "spectrum")):
         half = r.trace_interval()[1] - r.trace
         error = next((e for e in (half, r.trace_error) if np.isfinite(e)), 0.0)
@@ -113,7 +113,7 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
 @draws(BatchSpectrum)
 def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Figure:
     """Draw a histogram of λ_max over minibatches for each result; dashed lines are λ_max of all samples."""
-    figure, (ax,) = panels(1, 1, 6.4, 3.9, ["batch_spectrum"])
+    figure, (ax,) = panels(1, 1, 6.4, 3.9, names=["batch_spectrum"])
     lambda_max = [r.values[:, 0] for r in results]
     bin_count = max(8, int(2 * np.sqrt(max(map(len, lambda_max)))))
     bins = np.histogram_bin_edges(np.concatenate(lambda_max), bin_count)
@@ -254,10 +254,10 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     """Draw how much of spread and gradient lies along eigenvectors, and how much the spread raises the loss.
 
     The first panel has both shares along the first k eigenvectors, against k. The second panel has ½ tr(HC),
-    and the mean loss of the learners minus the loss of w_a. Error bars are one standard error over the
-    learners.
+    with C the covariance of the learners, and the mean loss of the learners minus the loss of w_a. Error bars
+    are one standard error over the learners.
     """
-    figure, (shares, costs) = panels(1, 2, 4.6, 3.8, ["shares", "costs"])
+    figure, (shares, costs) = panels(1, 2, 4.6, 3.8, names=["shares", "costs"])
     for r, name, color in style.labeled(results, "result"):
         rank = np.arange(1, len(r.values) + 1)
         error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
@@ -292,7 +292,7 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     names = [style.paper_name(label) or f"result {k}" for k, label in enumerate(labels)]
     several_radii = len({r.rho for r in results}) > 1
     line_style = "-" if several_radii else "none"
-    figure, (ax,) = panels(1, 1, max(6.4, 1.5 * len(labels)), 3.8, ["sharpness"])
+    figure, (ax,) = panels(1, 1, max(6.4, 1.5 * len(labels)), 3.8, names=["sharpness"])
     for k, (label, name, color) in enumerate(zip(labels, names, style.colors_of(labels), strict=True)):
         group = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
         x = [r.rho for r in group] if several_radii else [k] * len(group)
@@ -311,8 +311,7 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     ax.set_ylabel(f"rise of the {style.loss_of(results)}{style.unit(results[0], 'values')}")
     largest_rho = max(r.rho for r in results)
     default_title = style.headline([r for r in results if r.rho == largest_rho])
-    legend = [ax] if several_radii else []
-    return finish(figure, title or default_title, _caption(results), legend, ncols=2)
+    return finish(figure, title or default_title, _caption(results), [ax] if several_radii else [], ncols=2)
 
 
 def _caption(results: Sequence[Sharpness]) -> str:
@@ -335,13 +334,14 @@ _LOOKS = (
 def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     """Draw learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
 
-    The first three panels have markers for the loss itself and for the loss smoothed by the spread, with one
-    standard error. Learning rates are 2/λ_max; the rates α and α_e of the run are drawn, too. Open markers in
-    the panel of the sharpness are the largest ‖change of the gradient‖ / ‖change of w_a‖ in a step, a lower
-    bound of λ_max. The fourth panel has the share of the spread along each eigenvector of the Hessian.
+    The first three panels have markers for the loss itself and for the loss smoothed by the measured and by
+    an isotropic spread, with one standard error. Learning rates are 2/λ_max; the rates α and α_e of the run
+    are drawn, too. Open markers in the panel of the sharpness are the largest ‖change of the gradient‖ /
+    ‖change of w_a‖ in a step, a lower bound of λ_max. The fourth panel has the share of the spread along each
+    eigenvector of the Hessian.
     """
     width = max(4.6, 1.3 * len(results))
-    figure, axes = panels(2, 2, width, 3.4, ["rates", "sharpness", "loss", "spread"])
+    figure, axes = panels(2, 2, width, 3.4, names=["rates", "sharpness", "loss", "spread"])
     rates, sharpness, loss, spread = axes
     for k in range(len(_LOOKS)):  # the loss itself, and the two smoothed losses
         _draw_loss_or_smoothed(rates, sharpness, loss, results, k)
@@ -409,7 +409,7 @@ def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
 def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str = "") -> Figure:
     """Draw nβ (L(w) − L(w*)) of the chains against the step, one panel for each result.
 
-    What the step size and the minibatches add to it ("heating") is subtracted. The line is λ̂ with a band of
+    What the step size and the minibatches add ("heating") is subtracted. The line is λ̂ with a band of
     one standard error; the gray part is the burn-in.
     """
     figure, axes = wrapped_panels(len(results), 4.8, 3.4, names="chains", sharey=True)
@@ -424,7 +424,7 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
         low, high = r.value - r.standard_error, r.value + r.standard_error
         ax.fill_between(steps_range, low, high, color=style.AMBER, lw=0, zorder=3, label="± standard error")
         ax.plot(steps_range, [r.value] * 2, color="k", lw=0.8, zorder=3, label="estimate")
-        # The axis leaves out the burn-in, whose large values would hide the rest.
+        # The limits of the y axis disregard the burn-in, whose large values would hide the rest.
         after_burn_in = chains[:, r.burn_in :]
         lowest, highest = float(after_burn_in.min()), float(after_burn_in.max())
         ax.set(ylim=(min(0.0, lowest), 1.15 * highest), xlim=(0, r.steps), xlabel="step of the chain")

@@ -39,8 +39,8 @@ def draw_hessian_grids(
 ) -> Figure:
     """Draw heatmaps of |λ_min|/|λ_max|, one panel for each grid, with one color scale.
 
-    Each title gives the median ratio. A star marks points whose eigenvalues have not converged; the median
-    leaves them out.
+    Each title gives the median ratio over the points whose eigenvalues have converged. A grid of at most 64
+    points has its ratios as numbers, with a star at the other points.
 
     Args:
         vmax: the ratio with the darkest color; larger ratios have the same color. Default: the largest ratio,
@@ -114,7 +114,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     is_between = kinds == {"interpolation"}  # lines between two sets of weights
     quantities = _drawn_quantities(results)
     height = 2.6 if len(quantities) < 3 else 1.7
-    figure, axes = panels(len(quantities), 1, 6.4, height, quantities, quantities[1:], sharex=True)
+    figure, axes = panels(len(quantities), 1, 6.4, height, quantities, beside=quantities[1:], sharex=True)
     notes = [style.batchnorm_note(r) for r in results]
     shared_note = notes[0] if len(set(notes)) == 1 else ""  # different notes are in the legend
     colors_of_lines = style.colors_of([" to ".join(r.labels) or r.label for r in results])

@@ -51,7 +51,7 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     Filled points are noise scales at w_a; open points are noise scales of the learners' mean gradient. Error
     bars are one standard error. The short vertical line is the batch of the run.
     """
-    figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results), ["noise_scale"])
+    figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results), names=["noise_scale"])
     # With learners, a checkpoint has two points: the one at w_a is a little above the other.
     shift = 0.12 if np.isfinite([r.learner_value for r in results]).any() else 0.0
     for k, r in enumerate(results):
@@ -83,7 +83,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     has tr(HS)/tr S, tr(HC)/tr C and λ_max of each result. C is the covariance and S the second moment of
     minibatch gradients. Error bars are one standard error over the draws.
     """
-    figure, (power_ax, curvature_ax) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
+    figure, (power_ax, curvature_ax) = panels(1, 2, 4.6, 3.8, names=["power", "curvature"])
     for r, name, color in style.labeled(results, "result"):
         positive = (r.values > 0) & (r.covariance > 0)
         values, noise, error = r.values[positive], r.covariance[positive], r.covariance_error[positive]
@@ -119,10 +119,10 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
 def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Figure:
     """Draw the rise of the training loss (%) against the batch, a line for each checkpoint.
 
-    Error bars are one standard error. Branches that diverged are not drawn. A dashed line marks the critical
-    batch of a checkpoint, a dotted line the allowed rise.
+    Error bars are one standard error. Batches at which a branch diverged are not drawn. A dashed line marks
+    the critical batch of a checkpoint, a dotted line the allowed rise.
     """
-    figure, (ax,) = panels(1, 1, 6.4, 4.0, ["rise"])
+    figure, (ax,) = panels(1, 1, 6.4, 4.0, names=["rise"])
     first = results[0]
     allowed_rise = 100 * first.loss_tol  # in %, as the axis
     for r, name, color in style.labeled(results, ""):
@@ -131,7 +131,7 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
             name += f", step {r.step:,}"
         error = 100 * np.nan_to_num(r.rise_error[is_finite])
         points(ax, r.batch[is_finite], 100 * r.rise[is_finite], error, color, name, ms=5)
-        batch = np.geomspace(r.batch[0], r.batch[-1], 200)  # between which the critical batch is interpolated
+        batch = np.geomspace(r.batch[0], r.batch[-1], 200)  # the critical batch is interpolated, too
         ax.plot(batch, np.interp(np.log(batch), np.log(r.batch), 100 * r.rise), color=color)
         if np.isfinite(r.value):
             ax.axvline(r.value, color=color, ls="--", lw=1.2)

@@ -197,14 +197,14 @@ class OwnAxes:
             main_panels = [name for name in picture_axes if name not in beside]
             if len(main_panels) > 1:
                 raise InputError(f"ax: several panels; give axes={{NAME: …}} of {', '.join(picture_axes)}")
-            user_axes = {main_panels[0]: user_axes[""]}
+            user_axes = {main_panels[0]: user_axes[""]}  # "" stands for the only panel
         for name, ax in user_axes.items():
             choose(self.where, name, picture_axes)
             projection = picture_axes[name].name
             if not isinstance(ax, Axes) or ax.name != projection:
                 why = f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
                 raise InputError(f"{self.where}: {why}, it must be axes with '{projection}'")
-            # Text sizes that the user has not changed become the sizes of our pictures.
+            # If the x label has matplotlib's default size, texts get the sizes of our pictures.
             if ax.xaxis.label.get_fontsize() == rcParamsDefault["font.size"]:
                 ax.tick_params(labelsize=rcParams["xtick.labelsize"])
                 ax.title.set_fontsize(rcParams["axes.titlesize"])
@@ -388,7 +388,7 @@ def leading(axes: Sequence[Any], position: str = "first_col") -> Sequence[Any]:
 def wrapped_panels(
     count: int, width: float, height: float, columns: int = 3, names: str | Names = "panel", **options: Any
 ) -> tuple[Figure, list[Any]]:
-    """Make ``count`` panels in rows of at most ``columns``, but 4 panels in rows of 2.
+    """Make ``count`` panels in rows of at most ``columns``; if these are 3, 4 panels are in rows of 2.
 
     A single panel is wider, so that its title has room, if it is not a narrow one.
 

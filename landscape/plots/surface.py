@@ -103,7 +103,8 @@ def draw_surfaces(
             if value not in (None, False, []):
                 raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
-    # A trajectory decides on the levels of contours only. Of another quantity, its values are not known: NaN.
+    # A trajectory decides on the levels of contours only. If a quantity other than the loss is drawn, its
+    # values along the trajectory are not known: NaN.
     trajectory_losses = [r.marker_loss for r in results if r.kind == "pca" and style != "surface"]
     level_scale = scale([r.loss for r in results], log, levels, vmax, trajectory_losses)
     if style == "surface":
@@ -168,13 +169,13 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     if difference.count() == 0:
         raise InputError("loss: no value is finite in both, there is nothing to draw")
     limit = max(float(np.abs(difference).max()), 1e-12)  # not 0: levels must increase
-    figure, (ax,) = panels(1, 1, 5.2, 4.8, ["difference"])
+    figure, (ax,) = panels(1, 1, 5.2, 4.8, names=["difference"])
     norm = colors.Normalize(-limit, limit)
     map_axes(ax)
     label_axes(ax, a)
     ax.contourf(a.x, a.y, difference, np.linspace(-limit, limit, 25), cmap=style.DIVERGING, norm=norm)
     if float(difference.min()) < 0 < float(difference.max()):
-        level_lines(ax, a.x, a.y, difference, [0.0], "equal", color="k", lw=1.0)
+        level_lines(ax, a.x, a.y, difference, [0.0], label="equal", color="k", lw=1.0)
     ax.plot(0, 0, label="center", **CENTER)
     first, second = style.short_names([a.label or "the first", b.label or "the second"])
     label = style.fitting(f"{first} minus {second}: {a.loss_name}", a.loss_name, most=2 * style.LABEL)
@@ -568,7 +569,7 @@ def _losses(results: Sequence[Surface]) -> list[str]:
 
 
 def _flatness(results: Sequence[Surface]) -> list[str]:
-    """Return sentences on the rise of the loss around each algorithm's weights, the longest first."""
+    """Return sentences on the rise of the loss around each algorithm's weights, the preferred ones first."""
     loss = results[0].loss_name
     names = []
     for k, r in enumerate(results):
@@ -586,8 +587,8 @@ def _flatness(results: Sequence[Surface]) -> list[str]:
     sentences = [f"{words}: {numbers} nat", f"Rise of the {loss} (nat): {numbers}", words]
     flattest, steepest = median_rise.idxmin(), median_rise.idxmax()
     low_rise, high_rise = median_rise.min(), median_rise.max()
-    # A ratio of rises says something only if the centers are at minima. They are not all at minima if a rise
-    # is negative, or if the losses at the centers differ by more than the rise.
+    # A ratio of rises says something only if the centers are at minima. They are not all at minima if a
+    # rise is not positive, or if the losses at the centers differ by more than the larger rise.
     if not low_rise > 0 or abs(center_loss[flattest] - center_loss[steepest]) > high_rise:
         return sentences
     # The sentence is about these surfaces, not about minima: there is no interval over seeds and planes.

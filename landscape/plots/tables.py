@@ -100,7 +100,7 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
 
 
 def _draw_sweep(ax: Axes, r: Sweep) -> str:
-    """Draw the test error of a sweep, or else its test loss, against the first key that varies.
+    """Draw the test error (if none is finite, the test loss) of a sweep against the first key that varies.
 
     Returns a title with the smallest value and its row of the table; "" if no value is finite.
     """
@@ -280,8 +280,9 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
     # The matrix of a whole cycle is the product of its matrices, the first step's at the right.
     mixed = {name: functools.reduce(np.matmul, cycle[::-1]) for name, cycle in matrices.items()}
     exact = " or ".join(name for name, matrix in mixed.items() if np.ptp(matrix) < 1e-9)
+    panel_names = [f"{name} {t}" for name, t, _ in graphs]
     with style.style():
-        figure, axes = wrapped_panels(len(graphs), 2.3, 2.5, 4, [f"{name} {t}" for name, t, _ in graphs])
+        figure, axes = wrapped_panels(len(graphs), 2.3, 2.5, columns=4, names=panel_names)
         for ax, (name, t, matrix) in zip(axes, graphs, strict=True):
             dots = _draw_graph(ax, matrix)
             steps = len(matrices[name])

@@ -57,10 +57,10 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
 
     drawn_columns = measured_columns + standard_columns
     # Rows of three; "" is an empty cell, of which the last row may have up to two.
-    columns = drawn_columns + [""] * (-len(drawn_columns) % 3)
+    names = drawn_columns + [""] * (-len(drawn_columns) % 3)
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     # At this width, two panels have room side by side in the column of a paper.
-    figure, axes = panels(len(columns) // 3, 3, 3.2 if in_paper() else 3.5, 2.7, columns)
+    figure, axes = panels(len(names) // 3, 3, 3.2 if in_paper() else 3.5, 2.7, names)
     for ax, column in zip(axes, drawn_columns, strict=True):
         name, scale, _ = PANELS.get(column, (column.replace("_", " "), "linear", ""))
         layers = layers_of(runs) if column == "loss_change" else {}
@@ -89,10 +89,11 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             has_one_point = np.isfinite(line.get_xydata()).all(1).sum() == 1
             if has_one_point and line.get_marker() == "None":  # a line of one point is invisible
                 line.set(marker="o", markersize=3 * line.get_linewidth())
-    # The legend below all panels has the settings; the panel of the layers has a legend of its own.
+    # The legend below all panels has the settings, with more room for long names; the panel of the layers has
+    # a legend of its own.
     legend_panel = axes[1] if measured_columns[:1] == ["loss_change"] else axes[0]
     _, legend_names = legend_panel.get_legend_handles_labels()
-    legend_columns = 2 if max(map(len, legend_names), default=0) > 30 else 4  # they need room (our choice)
+    legend_columns = 2 if max(map(len, legend_names), default=0) > 30 else 4  # our choice
     heading = title or _finding(groups) or _run_title(runs)
     in_legend = [] if legend_names == [RECORDED] else [legend_panel]
     return finish(figure, heading, _caption(runs, drawn_columns), in_legend, ncols=legend_columns)
@@ -311,9 +312,10 @@ def _draw_limits(ax: Axes, groups: Sequence[Group], column: str) -> None:
 
 
 def _draw_runs(ax: Axes, group: Group, column: str, scale: str, extra_width: float) -> bool:
-    """Draw a column of the history of one setting: a line for each seed and their median, or quartiles.
+    """Draw a column of the history of one setting: a line for each seed and their median.
 
-    ``extra_width`` (points) is added to the widths of lines. Returns whether any value can be drawn.
+    Many values of a noisy column are drawn as running median and quartiles. ``extra_width`` (points) is added
+    to the widths of lines. Returns whether any value can be drawn.
     """
     label, color, runs = group
     curves = []  # (steps, values) of each seed

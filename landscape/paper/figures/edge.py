@@ -150,7 +150,7 @@ def _judge_follows(rows: Rows) -> Iterator[Effect]:
 
 @figure("edge-follows", _judge_follows)
 def _follows(context: Context) -> Drawing:
-    """Draw the rise of the loss and the test error against λ_max, with a point for each run.
+    """Draw the test error, and the median rise of the loss around w_a, against λ_max: a point for each run.
 
     λ_max is the median over the second half of the steps. The rise and the test error have a row of panels
     each, and each learning rate has a column.
@@ -482,7 +482,8 @@ def _rates(context: Context) -> Drawing:
     for task_rows in rows_of_tasks:
         what = f"largest rate at which every seed converges, {task_rows['task'].iloc[0]}"
         for name, log2_rates in largest_log2_rates(task_rows).items():
-            lowest = log2_rates.min()  # below all rates if a seed converges at none
+            # A seed that converges at no rate has a value below log2 of the smallest rate.
+            lowest = log2_rates.min()
             text = f"{2.0**lowest:.4g}" if lowest >= np.log2(task_rows["lr"].min()) else "none"
             compared.append(Compared(f"{what}, {name}", text))
     shared_legend(picture, axes, ncols=4)

@@ -53,8 +53,8 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
 
     Args:
         name: the figure's name in numbers/figures.csv, which has the paper's test errors.
-        text: a function that takes the test errors of all seeds, and returns their text in the table of
-            numbers beside the paper's.
+        text: a function that takes the test errors of all seeds, and returns the text that stands beside
+            the paper's number in the table of numbers.
         log: whether the contours' levels are logarithmic; None as in :func:`landscape.draw`.
     """
     surfaces_of_seed_0 = list[Surface]()
@@ -153,9 +153,10 @@ def _judge_flatness(rows: Rows) -> list[Effect]:
 def _flatness(context: Context) -> Drawing:
     """Draw how much more the loss rises around SSGD's weights than around DPSGD's, as a ratio.
 
-    The rise is measured in four ways. The random directions are as drawn or filter-normalized. The weights
-    are those at the end of the run or at equal loss: at the checkpoint whose training loss is nearest to the
-    higher of the two losses with which SSGD and DPSGD end.
+    The rise is measured in four ways: in two kinds of random directions, around two sets of weights. The
+    directions are as drawn or filter-normalized. The weights are those at the end of the run or, at equal
+    loss, those of the checkpoint whose training loss is nearest to the higher of the two losses with which
+    SSGD and DPSGD end.
     """
     final_loss = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
 
@@ -279,7 +280,7 @@ def _grids(
 ) -> Drawing:  # fmt: skip
     """Draw the grids of the runs of seed 0, and make a table of all points of the grids of all runs.
 
-    Beside the paper's numbers stand those of the runs: medians of the column ``value`` over the run's points.
+    Beside the paper's numbers stand those of the runs: medians of the column ``value`` over a run's points.
 
     Args:
         make: a function that takes a run and a label, and returns the grid of the run.

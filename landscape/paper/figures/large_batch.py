@@ -265,7 +265,7 @@ def _add_table(
             values = {**run.values, "RULE": run.values["_rule"].upper()}
             row = select(numbers, **{key: pattern.format(**values) for key, pattern in where.items()})
             end, recipe = run.end, run.last.recipe
-            # In Table 2 the algorithm is empty.
+            # In Table 2 the algorithm is empty: the label would begin with ", ".
             label = "{algorithm}, {at}, {network}".format(**values).removeprefix(", ")
             return {
                 "ours": score(end, quantity),
@@ -281,8 +281,8 @@ def _add_table(
         columns = ["algorithm", "at", "network", "seed", "ours", "lr", "batch", "diverged", "paper"]
         return Drawing({}, rows[columns], compared)
 
-    pairs = functools.partial(judge_pairs, quantity=quantity, small=small)
-    figure(name, judge_batches if name == "table2" else pairs)(draw)
+    judge_in_pairs = functools.partial(judge_pairs, quantity=quantity, small=small)
+    figure(name, judge_batches if name == "table2" else judge_in_pairs)(draw)
 
 
 for _name, _keys in declared()["printed"].items():

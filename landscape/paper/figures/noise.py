@@ -74,7 +74,7 @@ def _eq4(context: Context) -> Drawing:
         def make() -> list[Noise]:
             return [noise_at(point) for point in run.points]
 
-        # "along" only keeps the hash under which the results are stored.
+        # "along" is only there so that the hash in the name of the stored file stays the same.
         results = context.cached(Noise, run.points, {"draws": draws, "along": True}, make, (noise,))
         for name, result in itertools.product(_FORMS, results):
             value, error = result.means()[name]
@@ -92,7 +92,7 @@ def _eq4(context: Context) -> Drawing:
     axes[0].set_ylabel("Δ(2) (squared weights)")
     shared_legend(picture, axes[:1], ncols=4)
     ratios = _ratios_to_definition(rows)
-    names = list(_FORMS)[1:]  # without the definition itself, of which the paper's ratio is 1
+    names = list(_FORMS)[1:]  # without the definition: in the paper, the others equal it
     compared = [Compared(f"{_FORMS[n]}, of the definition", summary(ratios[n], ".2g"), "1") for n in names]
     return Drawing({"": picture}, rows, compared)
 
@@ -121,9 +121,10 @@ def _split(context: Context) -> Drawing:
     """Draw the three terms of Δ_DP = Δ_S + Δ(2) + cross term, as shares of Δ_DP, along training.
 
     Δ(2) is here α²‖P⊥δ‖², the history's column delta_2 (:class:`landscape.results.noise.Noise` has the
-    symbols). Figure 2(a) and Figure 2(b) have a panel each; lines are medians over seeds, with a band between
-    the quartiles. For each step and term, the table has the median size over the seeds; for each run, it has
-    the mean of the cross term over the steps. Runs that ended earlier than others are left out.
+    symbols). Figure 2(a) and Figure 2(b) have a panel each; lines are running medians over 5% of the steps
+    and all seeds, with a band between the quartiles. For each step and term, the table has the median size of
+    the share over the seeds; for each run, it has the mean share of the cross term over the steps. Runs that
+    ended earlier than others are left out.
     """
     tables, compared = [], list[Compared]()
     picture, axes = panels(1, 2, 5.0, 3.7, sharey=True)
@@ -155,7 +156,7 @@ def _split(context: Context) -> Drawing:
     axes[0].set_ylabel(r"share of DPSGD's noise $\Delta_{DP}$")
     shared_legend(picture, axes[:1], ncols=3)
     rows = pd.concat([table.astype(object) for table in tables], ignore_index=True)
-    counts = select(rows, step="mean").groupby("figure").size().unique()  # one if both panels have as many
+    counts = select(rows, step="mean").groupby("figure").size().unique()  # of seeds
     caption(picture, f"Medians and quartiles over 5% of the steps and {' or '.join(map(str, counts))} seeds.")
     return Drawing({"": picture}, rows, compared)
 
@@ -267,28 +268,28 @@ def _measured(run: Ended, until: int) -> dict[str, Any]:
     """Return the numbers of a run up to the step ``until``.
 
     A number that the run's rule or optimizer does not have is NaN. Means and medians are over the second half
-    of the steps. Training loss and test error are the last values. Ratios are medians: a denominator, such as
-    a schedule's rate or an estimate of ‖g‖², may be near zero.
+    of these steps. Training loss and test error are the last values. Ratios are medians: a denominator, such
+    as a schedule's rate or an estimate of ‖g‖², may be near zero.
     """
     columns = _derived(run)
     sent = _sent(run)[:until]  # bytes in each step
-    is_before = columns["step"] <= until
-    is_late = is_before & (columns["step"] > until / 2)
+    is_within = columns["step"] <= until
+    is_late = is_within & (columns["step"] > until / 2)
 
     def statistic(name: str, is_counted: Array, reduce: Callable[[Array], Any]) -> float:
         values = columns[name][is_counted & np.isfinite(columns[name])]
         return float(reduce(values)) if len(values) else float("nan")
 
     def last_value(name: str) -> float:
-        return statistic(name, is_before, lambda values: values[-1])
+        return statistic(name, is_within, lambda values: values[-1])
 
-    exchange_steps = np.append(np.flatnonzero(sent) + 1, until)  # steps count from 1
+    exchange_steps = np.append(np.flatnonzero(sent) + 1, until)  # counted from 1; with the end
     return {
         "step": until,
         "megabytes": sent.sum() / 1e6,
         "kilobytes_a_step": sent.mean() / 1e3,
         "kilobytes_burst": sent.max() / 1e3,
-        "steps_apart": int(np.diff(exchange_steps, prepend=0).max()),  # longest time without an exchange
+        "steps_apart": int(np.diff(exchange_steps, prepend=0).max()),  # longest gap between two exchanges
         **{name: statistic(name, is_late, np.median) for name in LAYOUT["medians"]},
         **{name: statistic(name, is_late, np.mean) for name in LAYOUT["means"]},
         "train_loss": last_value("train_loss"),
@@ -325,6 +326,7 @@ def _rules(context: Context) -> Drawing:
     colors = {run.values["rule"]: color_of(run.end.algorithm) for run in context.ended()}
     for network in dict.fromkeys(cell.values["network"] for cell in context.cells):
         ssgd = context.ended(network=network, rule="SSGD")[0]
+        # The bytes that SSGD sends in 1/SHARE of its steps.
         byte_budget = _sent(ssgd).mean() * ssgd.last.recipe.steps / SHARE
 
         def measure(run: Ended, byte_budget: float = byte_budget) -> list[dict[str, Any]]:
@@ -379,7 +381,7 @@ def _rules_picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     skewed data.
     """
     rules = settings(rows, "rule")
-    # An entry of a panel begins with its column. A column without numbers has no panel.
+    # A panel is (column, label, scale, at). A column without numbers has no panel.
     data_panels = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
     picture, axes = panels(1, len(data_panels), 10.5 / len(data_panels), 0.27 * len(rules) + 1.3, sharey=True)
     for ax, (column, label, scale, at) in zip(axes, data_panels, strict=True):

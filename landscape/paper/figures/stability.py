@@ -249,7 +249,7 @@ def minima(
     loss, _ = objective(problem, problem.weights, weight_decay)
     norm = float(vector_norm(problem.weights))
     displacement = DISPLACEMENT * norm if norm else DISPLACEMENT
-    # The ceiling is what the loss would be after FACTOR displacements, if it were quadratic.
+    # The ceiling is the loss at FACTOR times the displacement, if the loss were quadratic.
     start = Start(
         problem,
         problem.weights + displacement * problem.weights.new_tensor(top_pair.vectors[0]),
@@ -306,7 +306,7 @@ def stays_from(start: Start, steps: int, delay: int, momentum: float, shifted: f
     which gradients are taken, is never above the ceiling.
 
     Args:
-        start: the first weights and the ceiling.
+        start: the problem, the first weights, the weight decay and the ceiling.
         steps: the number of steps.
         delay: τ, in steps.
         momentum: the momentum of the optimizer.
