@@ -481,7 +481,7 @@ def test_lines_show_loss_accuracy_and_barrier() -> None:
         (lambda s: plots.draw(s, ax=axes_of_ones_own(), axes={"surface": axes_of_ones_own()}), "only one"),
         (lambda s: plots.draw(s, visuals={"capt": False}), "visuals: 'capt'.*'caption'"),
         (lambda s: plots.draw(s, visuals={"title": None}), "visuals: 'title': None is not allowed"),
-        (lambda s: plots.draw(s, visuals={"legend": {"tint": "r"}}), "visuals: 'legend'.*tint"),
+        (lambda s: plots.draw(s, visuals={"caption": {"tint": "r"}, "legend": False}), "'caption'.*tint"),
         (lambda s: landscape.save_vts(s, "s.vtk"), "must end in .vts"),
         (lambda s: landscape.save_vts(changed(s, loss=s.loss * np.nan), "t.vts"), "no value is finite"),
     ],

@@ -280,6 +280,7 @@ def change_visuals(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None
                 else:  # a legend; or the axes of a color bar, which is removed as a whole
                     getattr(artist, "_colorbar", artist).remove()
         if isinstance(figure, Picture) and visuals:  # placed again: its position depends on the legends
+            name = "caption"
             caption_text = figure.get_caption() if is_visible.get("caption", True) else ""
             figure.set_caption(caption_text, **properties.get("caption", {}))
     except (AttributeError, TypeError, ValueError) as error:
