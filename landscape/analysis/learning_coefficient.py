@@ -147,8 +147,8 @@ TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
 
 @analysis(
-    # Vectors: 2, and at most 7 of each chain, with its weights, gradient, displacement, drift and noise.
-    # Activations: twice those of a chunk for each chain.
+    # Memory: 2 vectors of P numbers for w* and its gradient; for each chain at most 7 (its weights, gradient,
+    # displacement, drift, noise and two results on the way), and twice the activations of a chunk.
     lambda problem, chains, **_: needs.need(problem, 7 * chains + 2, 2 * chains),
     shorter="a larger relative_error= or a smaller max_steps=",
     group="Measure curvature",
@@ -232,8 +232,9 @@ def learning_coefficient(
 
     def extend(chain_stack: Langevin, steps: int) -> None:
         """Make ``steps`` more steps, or fewer if losses are not finite."""
-        for _ in range(0, steps, LEAST // 10):  # so many steps between two reports
-            chain_stack.run(LEAST // 10)
+        steps_between_reports = LEAST // 10
+        for _ in range(0, steps, steps_between_reports):
+            chain_stack.run(steps_between_reports)
             report(min(1.0, chain_stack.steps / max_steps))
             if not chain_stack.finite:
                 return

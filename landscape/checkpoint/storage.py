@@ -442,7 +442,7 @@ class ResultFile:
             raise self._conflict(f"{words} {before - after:,} would be lost; {finer}")
 
     def put(self, result: Result, *, finished: bool) -> None:
-        """Write a result in place of the computation's unfinished result; if there is none, after all others.
+        """Replace the unfinished result that :meth:`earlier` or the last call left; else add a result.
 
         Args:
             result: a result of the same class as the others in the file.

@@ -74,12 +74,14 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
         options = {**settings, "part": list(parts) or None}
         if precondition:
             return compute_spectrum(problem, precondition=preconditioner(run, problem), **options)
-        if settings["engine"] == "landscape":  # the forecast counts the products of this engine
+        if (
+            settings["engine"] == "landscape"
+        ):  # prints a forecast of time and memory, which only this engine has
             say_cost(compute_spectrum, problem, options)
         return compute_spectrum(problem, **options)
 
     matrix = analysis.settings["matrix"]
-    variant = [matrix, "preconditioned"] if precondition else [matrix]
+    variant = [matrix, "preconditioned"] if precondition else [matrix]  # a part of the file's name
     analysis.compute("spectrum", analysis.open(), compute, variant=variant)
 
 

@@ -394,7 +394,7 @@ def evaluator(
         count: the number of points that will be evaluated.
         method: one of METHODS; "auto" chooses by the layers of the model and a comparison on a few samples.
         autocast: None: the model's dtype; "tf32": float32 with TensorFloat-32 products, on CUDA;
-            "bfloat16": weights and inputs in bfloat16, outputs and losses in float32, by the folded method.
+            "bfloat16": weights and inputs in bfloat16, outputs and losses in float32, with BatchNorm folded.
         max_memory: the most bytes that the process (on CUDA: PyTorch, on the device) may use; default: the
             limit of the current call. It bounds chunks of data and blocks of points; data that is given in
             batches keeps them.
@@ -411,8 +411,8 @@ def evaluator(
     layers = chain(problem)
     autocast_dtype = AUTOCASTS[autocast] if autocast else None
     dtype = autocast_dtype or problem.dtype
-    is_chain = layers is not None and isinstance(layers[0], LinearLayer)
-    can_batch = is_chain and dtype == problem.dtype and all(m.of_sums for m in problem.metrics)
+    begins_linear = layers is not None and isinstance(layers[0], LinearLayer)  # its products are shared
+    can_batch = begins_linear and dtype == problem.dtype and all(m.of_sums for m in problem.metrics)
     # For a model in half precision the plane has float32. Such a model evaluates each point itself, so that
     # rounding is as in the user's network.
     if center.dtype != problem.dtype:

@@ -360,9 +360,9 @@ def chain(problem: Problem) -> list[Layer] | None:
     """Return the layers of a model that is a chain of linear layers and element-wise functions; else None.
 
     The first layer may be Flatten, which is not returned. The model must be an ``nn.Sequential`` itself (a
-    subclass may have another forward pass), without hooks or parametrizations. Its linear layers must have
-    all parameters of θ, and each of them must be used once. The inputs must be (N, features) or, with
-    Flatten, (N, …).
+    subclass may have another forward pass), without hooks or parametrizations. Each parameter of θ must
+    belong to one linear layer, which is used once. The inputs must be (N, features) or, with Flatten, (N, …),
+    and the loss a sum or a mean over samples.
     """
     model, tensors = problem.model, problem.data.tensors
     if tensors is None or not problem.separable or type(model) is not nn.Sequential:

@@ -74,13 +74,13 @@ def _eq4(context: Context) -> Drawing:
         def make() -> list[Noise]:
             return [noise_at(point) for point in run.points]
 
-        # "along" is only there so that the hash in the name of the stored file stays the same.
+        # The name of the stored file is a hash, also of the version of noise; "along" keeps the old name.
         results = context.cached(Noise, run.points, {"draws": draws, "along": True}, make, (noise,))
         for name, result in itertools.product(_FORMS, results):
             value, error = result.means()[name]
             yield {"step": int(result.label), "estimate": name, "value": value, "standard_error": error}
 
-    rows = context.table(measure)
+    rows = context.table(measure)  # with the seed of each run
     groups = rows.groupby("seed")
     picture, axes = wrapped_panels(len(groups), 2.1, 3.0, columns=5, sharey=True)
     for ax, (seed, seed_rows) in zip(axes, groups, strict=True):

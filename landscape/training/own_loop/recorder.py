@@ -419,7 +419,7 @@ class Recorder:
                 raise InputError("log", name, allowed="letters, digits, _, . and -, a letter first")
             if name in self._own_columns and name not in USER_COLUMNS:
                 raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
-            if not units.get(name):  # a new column, or one whose unit in the resumed file is "": unknown
+            if not units.get(name):  # a new column, or one of a resumed file without units
                 units[name] = unit or "1"
             if unit is not None and unit != units[name]:
                 raise InputError(f"log: '{unit}' is not allowed, the unit of '{name}' is '{units[name]}'")

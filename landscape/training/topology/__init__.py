@@ -170,6 +170,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
     texts = values_text.split(",", max_splits) if values_text else []
     required = sum(parameter.default is parameter.empty for parameter in parameters)
     if topology is None or not required <= len(texts) <= len(parameters):
+        # Callers read files themselves; the message also names them.
         allowed = f"{', '.join(forms())}, or a .csv, .txt or .npy file with an n × n matrix"
         raise InputError(f"{where}: '{spec}' is not known (allowed: {allowed})")
     try:
