@@ -98,7 +98,10 @@ def analysis(
         with_progress = shows_progress(shorter)(function) if "progress" in signature.parameters else function
 
         def bind(args: Any, kwargs: Any, *unchecked: str) -> BoundArguments:
-            """Return the call with checked arguments and defaults; a run is replaced by its problem."""
+            """Return the call with checked arguments and defaults.
+
+            A run is replaced by its problem, unless ``of_the_run`` is None: the function then takes the run.
+            """
             # Ranks that make different calls would wait for each other forever. A problem on several ranks
             # therefore has a method ``agree``, which compares the calls of all ranks. A call with wrong
             # arguments is compared, too: on another rank the call may be right.
@@ -156,7 +159,10 @@ def analysis(
                 return with_progress(*call.args, **call.kwargs)
 
         def forecast(*args: Any, **kwargs: Any) -> tuple[Need | None, Mapping[str, Any]]:
-            """Return the memory that a call needs, and its arguments; None may stand for a required one."""
+            """Return the memory that a call needs, and the call's arguments.
+
+            The caller may give None for a required argument on which the memory does not depend.
+            """
             not_by_position = [*signature.parameters][len(args) :]
             if "plane" in not_by_position:  # the need is the same for every plane
                 kwargs = {"plane": None, **kwargs}
@@ -165,7 +171,7 @@ def analysis(
             call = bind(args, kwargs, *none_arguments)
             return need_of(call.arguments), call.arguments
 
-        takes_run = of_the_run is None
+        takes_run = of_the_run is None  # and not the run's problem
         forecast_or_none = forecast if need else None
         ANALYSES[decorated] = Analysis(decorated, group, options, variant, takes_run, forecast_or_none)
         return numerics(version)(decorated) if version else decorated

@@ -131,13 +131,15 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
             name += f", step {r.step:,}"
         error = 100 * np.nan_to_num(r.rise_error[is_finite])
         points(ax, r.batch[is_finite], 100 * r.rise[is_finite], error, color, name, ms=5)
-        batch = np.geomspace(r.batch[0], r.batch[-1], 200)  # the critical batch is interpolated, too
+        # The line is linear in log(batch), as is the interpolation that gives the critical batch.
+        batch = np.geomspace(r.batch[0], r.batch[-1], 200)
         ax.plot(batch, np.interp(np.log(batch), np.log(r.batch), 100 * r.rise), color=color)
         if np.isfinite(r.value):
             ax.axvline(r.value, color=color, ls="--", lw=1.2)
     ax.axhline(allowed_rise, color=style.DARK, lw=1.0, ls=":", label="rise that is allowed")
     ax.set(xscale="log", xlabel=f"batch{style.unit(first, 'batch')}", ylabel="rise of the training loss (%)")
-    # Linear up to the allowed rise: far above the critical batch, the loss is many times as large.
+    # Linear up to the allowed rise, then logarithmic: far above the critical batch, the rise is many times
+    # the allowed one.
     ax.set_yscale("symlog", linthresh=allowed_rise)
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     sizes = sorted({int(batch) for r in results for batch in r.batch})

@@ -361,7 +361,7 @@ def scale(
     """
     full_range = _full_range(losses, levels, vmax)
     log, why = _kind_of_scale(*full_range, log)
-    # This is the full range if there is no trajectory, and so no loss along one ([]).
+    # Without trajectories, whose losses are then [], this returns the full range.
     low, high = _range_around(np.concatenate([[], *trajectory_losses]), full_range, log)
     if (low, high) != full_range:
         why += ", around the losses of the trajectory"

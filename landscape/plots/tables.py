@@ -216,7 +216,8 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_ylim(-0.6, len(c.sides) - 0.4)
     ax.set_yticks(rows, c.sides)
     ax.grid(False, axis="y")
-    ax.set_title(formulas(heading(c, q)), fontweight="bold" if c.flatter[q] else "normal")
+    measures_flatness = c.flatter[q] != 0  # −1 or 1: small, or large, values mean a flat minimum
+    ax.set_title(formulas(heading(c, q)), fontweight="bold" if measures_flatness else "normal")
     text = verdict(c, q).replace(" (", "\n(", 1)
     ax.set_xlabel(text, fontsize=8, color="k" if c.significant[q].any() else style.OTHER)
 

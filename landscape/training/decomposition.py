@@ -204,8 +204,8 @@ class GradientEstimator:
             mean_products += _products([*rows]).cpu() / n
             mean_rows = mean_rows + rows / n
             weighted_rows = weighted_rows + rows * (terms[j] / sum(terms))
-        # ``kernel`` is Σ_j (R_j − S)(R_j − S)ᵀ/n. Only its products of two different estimates have the
-        # heterogeneity as their mean: in a product of an estimate with itself, the errors do not cancel.
+        # ``kernel`` is Σ_j (R_j − S)(R_j − S)ᵀ/n. Only the expectation of its off-diagonal
+        # entries is the heterogeneity: on the diagonal, an estimate's error is multiplied by itself.
         products = _products([*mean_rows, *weighted_rows]).cpu()  # (2 GROUPS, 2 GROUPS)
         cross, weighted_products = products[:GROUPS, GROUPS:], products[GROUPS:, GROUPS:]
         kernel = self.comm.totals(mean_products - cross - cross.T + weighted_products)

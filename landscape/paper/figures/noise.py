@@ -316,11 +316,11 @@ def _judge_rules(rows: Rows) -> Iterator[Effect]:
 
 @figure("rules", _judge_rules)
 def _rules(context: Context) -> Drawing:
-    """Draw two pictures for each network, with a panel for each number and a row of points for each rule.
+    """Draw two pictures for each network, with a panel for each measured quantity and a row for each rule.
 
     The first picture has the rules that exchange in each step. The second has SSGD, and the rules whose
-    learners are apart for several steps. The title of the first network's first picture is the finding. So
-    this picture also has local SGD, DiLoCo and MuLoCo, on which the finding rests.
+    learners are apart for several steps. The caller replaces the title of the first network's first picture
+    by the finding. So this picture also has local SGD, DiLoCo and MuLoCo, on which the finding rests.
     """
     tables, compared, pictures = [], list[Compared](), dict[str, Any]()
     colors = {run.values["rule"]: color_of(run.end.algorithm) for run in context.ended()}
@@ -340,6 +340,7 @@ def _rules(context: Context) -> Drawing:
         rows = table.drop_duplicates(EQUAL)  # equal rules are drawn once
         is_first_network = not pictures
         network_suffix = "" if is_first_network else f"-{network.split(',')[0].lower()}"
+        # Whether the row's rule has learners that are apart for several steps.
         is_apart = rows["rule"].isin(settings(rows[rows["steps_apart"] > 1], "rule"))
         is_in_first = ~is_apart
         if is_first_network:

@@ -309,7 +309,7 @@ def start(
         threads: the number of threads that the processes share; None: as environment variables say.
         restarts: how often all processes may be restarted after one is lost.
         hint: returns words that tell the user how to resume after a process is lost.
-        log: a file for lines about starts and failures; none are written if the run's folder does not exist.
+        log: a file for lines about starts and failures, which is not written if its folder does not exist.
         show_output: whether rank 0 writes to this process's stdout and stderr.
 
     Raises OperationError (InputError for bad usage) with the message of the process that failed first, or
