@@ -410,8 +410,8 @@ def test_a_path_that_is_wrong_beyond_the_samples_of_its_comparison(monkeypatch: 
     problem = Problem(net(), F.mse_loss, (inputs(100), inputs(100, 4)))
     right = evaluate.batched
 
-    def wrong(loss: Any, steps: Any, size: Any) -> Any:
-        totals = right(loss, steps, size)
+    def wrong(loss: Any, steps: Any, size: Any, **stored: Any) -> Any:
+        totals = right(loss, steps, size, **stored)
         few = loss.problem.data.samples < 100
         return totals if few else lambda points, progress: 1.01 * totals(points, progress)
 

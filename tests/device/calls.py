@@ -226,9 +226,9 @@ def lanczos() -> dict[str, Any]:
     """How often a search reads the device, and what it allocates, in small blocks and wide products."""
     found, bases, init = dict[str, Any](), list[operators.Basis](), operators.Basis.__init__
 
-    def kept(basis: operators.Basis, *given: Any) -> None:
+    def kept(basis: operators.Basis, *given: Any, **named: Any) -> None:
         bases.append(basis)
-        init(basis, *given)
+        init(basis, *given, **named)
 
     for device in ("cpu", "sim"):
         with (
