@@ -75,7 +75,7 @@ HOPELESS = 4.0
 # After a part is given up, the numbers of checks and of new points are multiplied by GIVEN_UP, and the margin
 # of late rounds is GIVEN_UP_MARGIN: islands in the part's loss were seen at its own points, whose cost has to
 # be made up for.
-GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 4.5
+GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 4.25
 
 Compute = Callable[[Array], None]
 
