@@ -599,7 +599,7 @@ STRANGE = {
     "high": {"loss": 1e99 * COARSE.loss + 1},
     "tiny": {"loss": 1e-310 * COARSE.loss + 5e-324},
     "infinite": {"loss": np.where(COARSE.loss < 0.1, 1.0, np.inf)},
-    "unknown": {"loss": np.where(COARSE.loss == 0, 1.0, np.nan)},
+    "unknown": {"loss": np.where(COARSE.loss == COARSE.loss[0, 0], 1.0, np.nan)},
     "off the center": {"x": COARSE.x + 5},
     "no formula": {"label": "$\\frac$ <b>"},
 }  # fmt: skip

@@ -181,7 +181,7 @@ def _flatness(context: Context) -> Drawing:
     ax.axvline(1, color=OTHER, lw=0.9, ls=":")
     names = [effect.where.replace("as drawn (paper)", "not normalized") for effect in effects]
     ax.set_yticks(range(len(effects)), names)
-    ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel="rise of the loss around SSGD / DPSGD")
+    ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel="rise of the loss, SSGD / DPSGD")
     decimal_labels(ax.xaxis)
     compared = [Compared(f"rise around SSGD / DPSGD: {e.where}", summary(e.values)) for e in effects]
     return Drawing({"": picture}, rows, compared)
