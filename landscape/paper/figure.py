@@ -280,8 +280,8 @@ def figure(
     Args:
         name: name of the figure in ``landscape figures``.
         judge: takes the rows of the CSV file, and returns the effects that decide the verdict on the claim.
-        table: the fields of :class:`Described` and their values. Default: the table ``name`` of figures.toml
-            in this package.
+        table: values of the fields of ``Described``, the base of :class:`Figure`. Default: the table ``name``
+            of figures.toml in this package.
 
     Returns:
         The decorator, which returns the :class:`Figure` in place of the function.
