@@ -555,7 +555,7 @@ def _measure_errors(
         scaled_expected[name] = grid.fits[name].in_tolerance_units(predicted[name], factor * expected[name])
         scaled_expected[name][positions] = 0.0  # the check points are exact now
         largest_expected = float(scaled_expected[name].max()) if margin or name not in deciding else 0.0
-        safety = SAFETY if margin or grid.fits[name].smooth else LINEAR_SAFETY
+        safety = SAFETY if margin or grid.fits[name].has_smooth_kernel else LINEAR_SAFETY
         estimates[name] = max(safety * largest_errors[name], largest_expected)
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
     all_expected = np.zeros(len(grid.at))

@@ -93,7 +93,7 @@ class Fit:
         self._guide_error = self._function.guide_error()
 
     @property
-    def smooth(self) -> bool:
+    def has_smooth_kernel(self) -> bool:
         """Return whether the function's kernel is one that follows smooth surfaces."""
         return self._function.interpolant.order > 1.0
 

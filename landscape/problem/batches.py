@@ -332,12 +332,12 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
         is_sparse = tensor.layout is not torch.strided
         # With a list of images, any tensor is refused: a row of an image's tensors is no sample.
         if is_list_of_images or tensor.dim() == 0 or len(tensor) != length or is_sparse:
-            found = f"{len(tensor) if tensor.dim() else 'no'} samples"
+            actual = f"{len(tensor) if tensor.dim() else 'no'} samples"
             if is_sparse:
                 layout = str(tensor.layout).removeprefix("torch.")
-                found = f"a {layout} tensor (.to_dense() makes a plain one)"
+                actual = f"a {layout} tensor (.to_dense() makes a plain one)"
             or_list = ", or be in a list of one batch (as for a graph)" if remedy else ""
-            words = f"{found}, but {counted_name}: {length} samples; all must hold each sample once{or_list}"
+            words = f"{actual}, but {counted_name}: {length} samples; all must hold each sample once{or_list}"
             raise InputError(f"data: {name}: {words}", remedy=remedy)
     return length
 

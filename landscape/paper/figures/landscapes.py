@@ -227,9 +227,9 @@ def _planes(context: Context) -> Drawing:
     learners_loss, loss_at_mean = (rows[column] for column in _LOSSES)
     with_ratio = rows.assign(loss_ratio=learners_loss / loss_at_mean)
     what = "loss of a learner / loss of the mean, {when}"
-    shown = surfaces[:2]  # of the first run, early and in the middle
-    picture = plots.draw([replace(s, label=f"DPSGD, {s.label}") for s in shown])
-    losses = [f"{np.median(s.marker_loss[:-1]):.2g} (mean: {s.marker_loss[-1]:.2g})" for s in shown]
+    pair = surfaces[:2]  # of the first run, early and in the middle
+    picture = plots.draw([replace(s, label=f"DPSGD, {s.label}") for s in pair])
+    losses = [f"{np.median(s.marker_loss[:-1]):.2g} (mean: {s.marker_loss[-1]:.2g})" for s in pair]
     _add_to_caption(picture, f"Median loss of the learners themselves: {', then '.join(losses)} nat.")
     compared = compare_with_paper(with_ratio, what, "loss_ratio", form=".3g")
     remark = "The picture is of the first seed, early and in the middle."

@@ -229,11 +229,11 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
         for key, condition in conditions.items():
             if values.get(key) == defaults.get(key):
                 continue
-            known = {**facts, **values, IS_READ: key in keys_of_instruments}
+            term_values = {**facts, **values, IS_READ: key in keys_of_instruments}
             # "A and B or C" has the alternatives "A and B" and "C". For each, the terms that are not true.
             unmet = []
             for alternative in condition.split(" or "):
-                unmet_terms = [term for term in alternative.split(" and ") if not _is_true(term, known)]
+                unmet_terms = [term for term in alternative.split(" and ") if not _is_true(term, term_values)]
                 unmet.append(" and ".join(unmet_terms))
             if all(unmet):  # no alternative is true
                 settings[f"{where}.{key}"] = values[key], " or ".join(dict.fromkeys(unmet))
