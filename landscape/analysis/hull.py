@@ -156,9 +156,10 @@ class _Process:
 def _covariance(a: _Block, b: _Block, length: float) -> Array:
     """Return the covariances (m_a, m_b) of the observations in two blocks.
 
-    The covariance of values at x and y is exp(−s) with s = ‖x − y‖²/(2ℓ²), where ℓ is ``length``. Here x are
-    the points of block a, and y those of block b. Between derivatives, the covariance is the derivative of
-    exp(−s) along a's directions in x and b's directions in y.
+    An observation is a function's value at a point, or its first or second derivative there. The covariance
+    of the values at x, a point of block a, and y, a point of block b, is exp(−s) with s = ‖x − y‖²/(2ℓ²),
+    where ℓ is ``length``. For derivatives it is differentiated: with respect to x along each direction of
+    block a, and with respect to y along each direction of block b.
 
     Faà di Bruno's formula gives this derivative as exp(−s) times a sum over partitions of all directions into
     sets. Each term is a product with one factor for each set: minus the derivative of s along the directions

@@ -536,8 +536,7 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
 
     Args:
         run: a checkpoint of ``landscape train`` with the recipe's key ``data.split``.
-        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result; default: those
-            of the run.
+        about: ``label``, ``source`` and ``source_sha256``, kept with the result; default: those of the run.
 
     Returns:
         The counts (learners, labels), read from the checkpoint alone, without the data.

@@ -62,9 +62,9 @@ AT_ONCE = 5  # runs at once, at most (our choice): each process takes 0.4 GB
 def demo(*, output: str = "demo") -> None:
     """Train SSGD and DPSGD on digits, and compare them.
 
-    Each algorithm is trained from five seeds. Writes training.png, contour.png, noise.png and learners.gif,
-    the results that they show, and report.html, one page about all results. Existing runs are reused.
-    docs/tutorials/demo.md explains the pictures.
+    Each algorithm is trained from five seeds. Writes the runs, the results contour.h5 and noise.h5, the
+    pictures training.png, contour.png, noise.png and learners.gif, and report.html, one page about all of
+    them. Existing runs are reused. docs/tutorials/demo.md explains the pictures.
 
     Args:
         output: Folder for runs and pictures.

@@ -135,18 +135,19 @@ def compute_on_grid(
     analysis: AnalysisCommand, plane_options: PlaneOptions, processes: Processes, name: str,
     compute: Callable[..., Any],
 ) -> None:  # fmt: skip
-    """Call ``compute(problem, plane, …)`` for each checkpoint, and write the results to one file.
+    """Call ``compute(problem, plane, …)`` for each group of checkpoints, and write the results to one file.
 
-    Points that are in the file already are not computed again. ``name`` is part of the name of the file, and
-    the title of the progress bar.
+    A group has the checkpoints of one plane, see :func:`checkpoint_groups`. Points that are in the file
+    already are not computed again. ``name`` is part of the name of the file, and the title of the progress
+    bar.
     """
-    team = processes.join()
+    team = processes.join()  # the rank of this process; the processes connect in ``team.joined()``
     groups = checkpoint_groups(plane_options, analysis.open())
     kind, align = plane_options.kind, plane_options.align
     align_words = ["aligned", align] if align else []
     path = analysis.path(groups[0][0], name, kind, *align_words, plane_options.norm)
-    # With --plane between, a result belongs to all checkpoints of its group. With other planes it belongs to
-    # the first checkpoint, and the others only give directions.
+    # With --plane between, a result's origin is all checkpoints of the group. With other planes it is the
+    # first, and the others only give directions.
     origins = [analysis.about(*(runs if kind == "between" else runs[:1])) for runs in groups]
     results: list[base.Result] = []
     with analysis.target.opened(path, writes=team.rank == 0) as file:
@@ -171,13 +172,13 @@ def compute_on_grid(
                 options = {**analysis.settings, **origin, "progress": progress}
                 result = compute(problem, plane, into=file, execution=execution, **options)
                 results.append(result)
-                analysis.say_other_data(runs[:1])
+                analysis.say_other_data(runs[:1])  # a message, if the run was trained on other data
                 common.describe(result)
                 if file.resumed is not None:  # the earlier result whose points were reused
                     count = reused_points(file.resumed, result)
                     common.print_values(f"  {count:,} of {result.exact.size:,} points were in the file")
         other_results = [old for old in file if all(old is not new for new in results)]
-        # The new results come first, in the order of the checkpoints; with --force the others are removed.
+        # The new results come first, in the order of the checkpoints. With --force the file keeps only them.
         file.keep(results if analysis.target.replace else [*results, *other_results])
     if team.rank == 0:
         common.show(results, file.path, analysis.target.picture)

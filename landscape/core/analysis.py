@@ -100,7 +100,8 @@ def analysis(
         def bind(args: Any, kwargs: Any, *unchecked: str) -> BoundArguments:
             """Return the call with checked arguments and defaults.
 
-            A run is replaced by its problem, unless ``of_the_run`` is None: the function then takes the run.
+            A run as first argument is replaced by its problem, and gives the values of the arguments in
+            ``of_the_run`` that the call leaves out. If ``of_the_run`` is None, the function takes the run.
             """
             # Ranks that make different calls would wait for each other forever. A problem on several ranks
             # therefore has a method ``agree``, which compares the calls of all ranks. A call with wrong

@@ -168,9 +168,9 @@ class ChainHessian:
         weights = [w.expand(count, -1, -1) for w in self.weights]
         first_v = v[self.layers[0].step.weight].flatten(0, 1)
         last = len(self.layers) - 1
-        # A chunk c stores for each layer i > 0 its input, c.h[i - 1], and ∂L/∂z of its output z,
-        # c.delta[i - 1]. For each layer i < last, whose activation is h = act(z), the chunk stores act′(z),
-        # c.slopes[i], and act″(z)·∂L/∂h, c.curvatures[i].
+        # Layer i computes z from its input, and h = act(z) if i < last. A chunk c stores these values of it:
+        #   i > 0:    c.h[i - 1], the input;    c.delta[i - 1] = ∂L/∂z
+        #   i < last: c.slopes[i] = act′(z);    c.curvatures[i] = act″(z)·∂L/∂h, or None if it is not used
         for c in self.chunks:
             # Forward: rz and rh are the derivatives along v of a layer's output z and of the activation h.
             rzs: list[Tensor] = []

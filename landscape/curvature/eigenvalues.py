@@ -118,8 +118,9 @@ def eigenpairs(
 ) -> list[RitzPairs]:
     """Return the eigenpairs of ∇²L at each of ``weights`` (K, P).
 
-    All points are searched in lockstep. For chains of linear layers, one pass over the data then serves all
-    points; it counts as one product for each point.
+    With exact derivatives all points are searched in lockstep: for chains of linear layers, one pass over the
+    data then serves all points, and counts as one product for each. With differences of gradients, one point
+    is searched after another.
 
     Args:
         problem: the loss.
@@ -165,7 +166,8 @@ def eigenpairs(
 class _SubsetSearch:
     """Searches at several weights with products of a subset of the samples, refined with all samples.
 
-    ``weights`` (K, P): all points that will be searched.
+    Args:
+        weights: (K, P), all points that will be searched. Each call searches all or some of them.
     """
 
     def __init__(

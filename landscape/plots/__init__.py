@@ -102,7 +102,7 @@ def draw(
             cause = f"whose drawing has the options {', '.join(list(parameters)[1:])}"
             raise InputError(f"{option}: not allowed for a {class_name}, {cause}")
     if width is not None and (ax is not None or axes):
-        raise InputError("width: not allowed with axes of your own, whose figure has one")
+        raise InputError("width: not allowed with axes of your own; set the width of their figure")
     user_axes = OwnAxes(ax, axes or {}) if ax is not None or axes else None
     is_for_paper = user_axes is not None or width is not None
     all_visuals: dict[str, Any] = {"caption": False} if is_for_paper else {}

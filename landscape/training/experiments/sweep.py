@@ -385,10 +385,11 @@ def find_best(
 ) -> dict[Setting, str]:
     """Search in [low, high], for each of ``bases``, for the value of ``key`` with the lowest score.
 
-    :meth:`Runner.score` gives the score, and :func:`sweep` describes the method. With 8 rounds at most 19
-    values are tried for each base. If high/low is 10⁶, the last two values differ by 2.7% from the best value
-    before them. DPSGD-2020 (section 4.3) speaks of a binary search over about 20 settings; the details and
-    the score are our choice. If the score has several local minima, the best value may be missed.
+    The first three values are ``low``, ``high`` and their geometric mean. Each of ``rounds`` further rounds
+    tries the two neighbors of the best value, at half of the previous distance on a log scale: 8 rounds try
+    at most 19 values for each base, the last two within 2.7% of the best one before if high/low is 10⁶.
+    DPSGD-2020 (section 4.3) speaks of a binary search over about 20 settings; the details and the score
+    (:meth:`Runner.score`) are our choice. If the score has several local minima, the best may be missed.
 
     Returns:
         Base -> the best value that was tried, as text.
@@ -403,9 +404,9 @@ def find_best(
     all_scores: dict[Setting, dict[int, tuple[int, float]]] = {base: {} for base in bases}
     points = {base: [0, last // 2, last] for base in bases}  # the points of the next round
     best_points = dict.fromkeys(bases, 0)
-    for search_round in range(rounds + 1):
+    for search_round in range(rounds + 1):  # round 0 has the first three values
         runner.run([setting_at(base, point) for base in bases for point in points[base]])
-        # From the best point to the points of the next round; 0 in the last round, which has no next one.
+        # From the best point to each of its neighbors, the points of the next round; 0 in the last round.
         distance = last // 2 ** (search_round + 2)
         for base, scores in all_scores.items():
             scores |= {point: runner.score(setting_at(base, point)) for point in points[base]}

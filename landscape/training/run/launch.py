@@ -78,7 +78,8 @@ def launch(
     hooks = dataclasses.replace(hooks or Hooks())  # a copy, because its functions are replaced below
     writes_files = group is None or group.rank == 0
     with Lock(folder) as lock:
-        # A folder with files of a run is locked now; a folder without them is locked after all checks.
+        # A folder with files of a run is locked before they are read. A folder without them is locked below,
+        # after all checks. To acquire the lock twice changes nothing.
         if writes_files and storage.named_like_a_run(folder):
             lock.acquire()
         if group:  # so that no process reads a checkpoint before rank 0 has the lock
