@@ -31,12 +31,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import scipy  # loads its parts when they are used
 
 from landscape.core.hdf5 import Array
-from landscape.evaluation.fit import Fit
+from landscape.evaluation.fit import Fit, quantities
 from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, follow, widest_holes
 
 # All numbers here are our choice, from the surfaces of benchmarks/surfaces.py and others of these families.
@@ -78,6 +79,8 @@ HOPELESS = 4.0
 GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 4.25
 
 Compute = Callable[[Array], None]
+# What the values of a grid are computed with: all samples; a part of the samples; or all samples after a part.
+Level = Literal["single", "part", "whole"]
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ class _Grid:
     """The points of a grid, which of them are exact, and the fits through these.
 
     ``exact`` are the points computed in this call: values of an earlier result do not change its choices.
+    In all methods, ``deciding`` are the names of the columns whose errors must be within the tolerance.
     """
 
     def __init__(
@@ -153,11 +157,11 @@ class _Grid:
         guide: _Guide | None = None,
     ) -> None:
         axes = [np.arange(count) for count in shape if count > 1]
-        at = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
-        self.step = 2.0 / max(1, at.max())
-        self.at = self.step * at - 1.0  # (K, d)
-        self.half_steps = 2 * at + 1  # (K, d), in units of half a step, counted from half a step outside
-        self.exact = np.zeros(len(at), bool)
+        positions = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
+        self.dimension = len(axes)
+        self.coordinates = 2.0 / max(1, positions.max()) * positions - 1.0  # (K, d)
+        self.half_steps = 2 * positions + 1  # (K, d), in units of half a step, from half a step outside
+        self.exact = np.zeros(len(positions), bool)
         self._evaluations, self._columns = evaluations, evaluations.columns
         self._tolerance, self.guide = tolerance, guide
         self._followed_log: dict[str, bool] = {}  # column -> whether the guide was followed on a log scale
@@ -171,10 +175,10 @@ class _Grid:
         """Fit the columns to the exact points. Return whether those that decide can be interpolated."""
         all_finite = _finite(self._columns, deciding)
         finite, nonfinite = np.flatnonzero(self.exact & all_finite), np.flatnonzero(self.exact & ~all_finite)
-        if len(finite) < min(BASE, GUIDED_COUNTS[self.at.shape[1]][0]):
+        if len(finite) < min(BASE, GUIDED_COUNTS[self.dimension][0]):
             return False
-        self._tree = scipy.spatial.cKDTree(self.at[finite])
-        self._spacing = self._tree.query(self.at[finite], k=2)[0][:, 1]
+        self._tree = scipy.spatial.cKDTree(self.coordinates[finite])
+        self._spacing = self._tree.query(self.coordinates[finite], k=2)[0][:, 1]
         try:
             self._fit_columns(finite)
         except np.linalg.LinAlgError:  # all on a line, say
@@ -182,23 +186,25 @@ class _Grid:
         if not self.fits.keys() >= set(deciding):
             return False
         self.open = np.flatnonzero(~self.exact)
-        self.border, self.outside = np.zeros(0, int), np.zeros(len(self.at), bool)
+        self.border, self.outside = np.zeros(0, int), np.zeros(len(self.coordinates), bool)
         if len(nonfinite):
-            if self.at.shape[1] == 1:
+            if self.dimension == 1:
                 return False
             self._separate(nonfinite)
         return True
 
     def _fit_columns(self, exact: Array) -> None:
         """Fit each column that is finite at the points ``exact`` and can meet the tolerance."""
-        interpolants = [Interpolant(self.at[exact], kernel) for kernel in KERNELS]
+        interpolants = [Interpolant(self.coordinates[exact], kernel) for kernel in KERNELS]
         guides = self.guide.columns if self.guide else {}
         self.fits: dict[str, Fit] = {}
         for name, values in self._columns.items():
             if np.isfinite(values[exact]).all():
                 scale = ErrorScale.of(values[exact], self._tolerance)
                 if scale.possible:
-                    self.fits[name] = Fit(self.at, values, exact, scale, interpolants, guides.get(name))
+                    self.fits[name] = Fit(
+                        self.coordinates, values, exact, scale, interpolants, guides.get(name)
+                    )
 
     def _separate(self, nonfinite: Array) -> None:
         """Set ``border`` and ``outside`` by the corners of the triangle of exact points around each open one.
@@ -207,18 +213,20 @@ class _Grid:
         outside.
         """
         exact = np.flatnonzero(self.exact)
-        mesh = scipy.spatial.Delaunay(self.at[exact])
+        mesh = scipy.spatial.Delaunay(self.coordinates[exact])
         corners = np.isin(exact[mesh.simplices], nonfinite).sum(1)
-        around = mesh.find_simplex(self.at[self.open])
+        around = mesh.find_simplex(self.coordinates[self.open])
         self.outside[self.open[corners[around] == 3]] = True
-        self._nearest_nonfinite = nonfinite[scipy.spatial.cKDTree(self.at[nonfinite]).query(self.at)[1]]
-        beside = [mesh.find_simplex(self.at[self.open] + 1e-6 * np.array(d)) for d in DIAGONALS]
+        self._nearest_nonfinite = nonfinite[
+            scipy.spatial.cKDTree(self.coordinates[nonfinite]).query(self.coordinates)[1]
+        ]
+        beside = [mesh.find_simplex(self.coordinates[self.open] + 1e-6 * np.array(d)) for d in DIAGONALS]
         mixed = (corners > 0) & (corners < 3)
         # Of each triangle, the point that is furthest from all corners. A point on an edge belongs to both.
         triangles = np.max([np.where((t >= 0) & mixed[t], t, -1) for t in (around, *beside)], axis=0)
         on_border = triangles >= 0
         candidates, triangles = self.open[on_border], triangles[on_border]
-        distance = scipy.spatial.cKDTree(self.at[exact]).query(self.at[candidates])[0]
+        distance = scipy.spatial.cKDTree(self.coordinates[exact]).query(self.coordinates[candidates])[0]
         order = np.lexsort((-distance, triangles))  # by triangle, then from the furthest point on
         furthest = np.unique(triangles[order], return_index=True)[1]
         self.border = candidates[order][furthest]
@@ -241,10 +249,11 @@ class _Grid:
         )
 
     def guided_indices(self, shape: Sequence[int], deciding: Sequence[str]) -> Array:
-        """Return the points to compute first: through them, a function follows the guide's values.
+        """Return the points to compute first: an interpolant through them approximates the guide's values.
 
-        The coarsest GUIDED_BASE × GUIDED_BASE of them and the guide's extremes are computed here: the values
-        there set the scale, linear or logarithmic, on which the function must follow the guide.
+        The coarsest GUIDED_BASE × GUIDED_BASE points and the guide's extremes are among them, and are computed
+        here. The values of all samples at these points decide between a linear and a logarithmic scale. The
+        interpolant must approximate the guide on this scale.
         """
         assert self.guide is not None
         guides = {name: self.guide.columns[name] for name in deciding}
@@ -256,15 +265,15 @@ class _Grid:
             scale_values = self._columns[name][first] if values.min() > 0 else values
             scale = ErrorScale.of(scale_values[np.isfinite(scale_values)], self._tolerance)
             self._followed_log[name] = scale.log
-            # What a function must follow, with weights that convert its errors to units of the tolerance: an
-            # error of a value is an error of the logarithm once it is divided by the value.
+            # What to approximate, and factors that convert its errors to units of the tolerance. On a log scale
+            # the values are tried, too: their errors, divided by the values, are errors of the logarithms.
             targets = [(scale(values), np.ones(len(values)))]
             if scale.log:
                 targets.append((values, 1 / (scale.limit * values)))
-            counts = GUIDED_COUNTS[self.at.shape[1]]
+            counts = GUIDED_COUNTS[self.dimension]
             choices = [
-                follow(self.at, target, weights, kernel, chosen, FOLLOW_ERROR, *counts)
-                for target, weights in targets
+                follow(self.coordinates, target, factors, kernel, chosen, FOLLOW_ERROR, *counts)
+                for target, factors in targets
                 for kernel in ("cubic", "quintic")
             ]
             chosen = np.union1d(chosen, min(choices, key=len))
@@ -272,10 +281,11 @@ class _Grid:
 
     def expected(self) -> dict[str, Array]:
         """Column -> (M,): the expected error of the fitted quantity at the open points, up to a factor."""
-        distance, nearest = self._tree.query(self.at[self.open], k=NEIGHBORS)
+        distances, nearest = self._tree.query(self.coordinates[self.open], k=NEIGHBORS)
+        self._distance = distances[:, 0]  # to the nearest exact point
         columns = {}
         for name, fit in self.fits.items():
-            errors = fit.expected(self.open, distance[:, 0], nearest, self._spacing)
+            errors = fit.expected(self.open, self._distance, nearest, self._spacing)
             columns[name] = np.where(self.outside[self.open], 0.0, errors)
         return columns
 
@@ -305,17 +315,20 @@ class _Grid:
         return np.unique(indices)
 
     def largest_expected(self, expected: Array, threshold: float, count: int) -> Array:
-        """At most ``count`` points with the largest expected errors above ``threshold``, far apart."""
+        """Return at most ``count`` points with the largest expected errors above ``threshold``, far apart.
+
+        ``expected`` (K,) are errors at all points, 0 at exact ones. Each chosen point reduces those around it.
+        """
         expected = expected.copy()
         chosen: list[int] = []
         distance = np.full(len(expected), np.inf)
-        distance[self.open] = self._tree.query(self.at[self.open])[0]
+        distance[self.open] = self._distance
         while len(chosen) < count:
             index = int(expected.argmax())
             if not expected[index] > threshold:
                 break
             chosen.append(index)
-            to_index = np.linalg.norm(self.at - self.at[index], axis=1)
+            to_index = np.linalg.norm(self.coordinates - self.coordinates[index], axis=1)
             closer = np.flatnonzero(to_index < distance)
             expected[closer] *= (to_index[closer] / np.maximum(distance[closer], 1e-300)) ** 2
             distance[closer] = to_index[closer]
@@ -325,8 +338,9 @@ class _Grid:
         """Write predictions to the points that are not ``done``; column -> the scale of its values then."""
         missing = np.flatnonzero(~done)
         outside = missing[self.outside[missing]]
+        predicted = quantities(self.fits, missing)
         for name, column in self._columns.items():
-            column[missing] = self.fits[name].predict(missing) if name in self.fits else np.nan
+            column[missing] = self.fits[name].values(predicted[name]) if name in self.fits else np.nan
             if len(outside):
                 column[outside] = column[self._nearest_nonfinite[outside]]
         fitted = {name: self._columns[name] for name in self.fits}
@@ -348,18 +362,20 @@ def interpolate(
         deciding: the columns whose errors must be within ``tolerance``; the errors of other columns are only
             stated.
         seed: the seed of the draw of check points.
-        part: the columns for a part of the samples. If a few points of ``columns``, which are computed first,
-            are finite, these columns are completed, and guide the choice of further points.
+        part: the columns of a part of the samples. A few points are computed with all samples first. If their
+            values are finite, the columns of the part are completed, and guide the choice of further points.
     """
-    guide, with_part = None, False
+    level: Level = "single"
+    guide = None
     if part is not None:
         coarse = coarse_indices(shape, GUIDED_BASE)  # these points are computed with or without a guide
         compute(coarse)
-        with_part = bool(_finite(columns, deciding)[coarse].all())  # otherwise the part is not computed
-        guide = _guide_from(shape, part, tolerance, deciding, seed) if with_part else None
-    whole = Evaluations(columns, done, compute)
-    outcome = _refine(shape, whole, tolerance, deciding, seed, with_part, guide)
-    if outcome is None:
+        if _finite(columns, deciding)[coarse].all():
+            level = "whole"
+            guide = _guide_from(shape, part, tolerance, deciding, seed)
+    evaluations = Evaluations(columns, done, compute)
+    outcome = _refine(shape, evaluations, tolerance, deciding, seed, level, guide)
+    if outcome is None:  # the tolerance needs all points
         compute(np.arange(len(done)))
         no_errors = dict.fromkeys(columns, 0.0)
         return Outcome(no_errors, no_errors, 0, frozenset())
@@ -370,7 +386,7 @@ def _guide_from(
     shape: Sequence[int], part: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int
 ) -> _Guide | None:
     """Return a part's values at all points as a guide; None if they cannot be interpolated."""
-    outcome = _refine(shape, part, tolerance, deciding, seed, with_part=True, of_part=True)
+    outcome = _refine(shape, part, tolerance, deciding, seed, level="part")
     if outcome is None:
         return None
     accurate = [name for name, stated in outcome.stated.items() if name in deciding or stated <= 1.0]
@@ -387,7 +403,7 @@ class _Round:
     Attributes:
         checks: the number of check points.
         error_limit: the estimated error that ends the refinement, in units of the tolerance.
-        margin: the factor of expected errors, as in :func:`_checked`.
+        margin: the factor of expected errors, as in :func:`_estimate`; None with few checks.
         min_new: the minimum number of points to compute if the refinement goes on.
         min_growth: the minimum share of points to compute, relative to the exact points.
         min_stated: the smallest stated error, in units of the tolerance.
@@ -406,23 +422,23 @@ class _Round:
         return self.checks // (2 if self.margin is None else 3)
 
     @classmethod
-    def after(cls, estimates: int, grid: _Grid, few: bool, of_part: bool, given_up: bool) -> _Round:
+    def after(cls, estimates: int, grid: _Grid, level: Level, few: bool) -> _Round:
         """Return the round after a number of ``estimates``, with ``few`` checks if a smooth part guides."""
-        dimension = grid.at.shape[1]
-        checks = CHECKS[dimension]
+        checks = CHECKS[grid.dimension]
         if few:
-            count = FEW_CHECKS[dimension]
+            count = FEW_CHECKS[grid.dimension]
             return cls(count, 1.0, None, count // 2, 0.0, 1.0)
+        part_given_up = level == "whole" and grid.guide is None
         growth = GROWTH if estimates else 0.0  # after the first round a few points are often enough
-        if given_up:
+        if part_given_up:
             checks, growth = int(GIVEN_UP * checks), GIVEN_UP * growth
         new = checks if estimates else checks // 3
         if grid.guide is not None:
             limit = GUIDED_LIMITS[1] if estimates else GUIDED_LIMITS[0]
             return cls(checks // 2, limit, MARGIN, min(new, checks // 2), growth, 1.0)
-        if estimates >= EARLY and of_part:
+        if estimates >= EARLY and level == "part":
             return cls(checks // 2, LATE_LIMIT, MARGIN, new, growth, 1.0)
-        if estimates >= EARLY and given_up:
+        if estimates >= EARLY and part_given_up:
             return cls(checks, 1.0, GIVEN_UP_MARGIN, new, growth, 1.0)
         if estimates >= EARLY:
             return cls(checks, LATE_LIMIT, LATE_MARGIN, new, growth, 1.0)
@@ -431,52 +447,43 @@ class _Round:
 
 def _refine(
     shape: Sequence[int], evaluations: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int,
-    with_part: bool = False, guide: _Guide | None = None, of_part: bool = False,
+    level: Level, guide: _Guide | None = None,
 ) -> Outcome | None:  # fmt: skip
     """Compute points in rounds until the others can be interpolated, and interpolate these.
 
     The first points are those of the coarsest level, or those that a ``guide`` chooses. The errors of the
-    ``deciding`` columns must be within the tolerance. The result is None if the caller must compute all
-    points: if the grid is small, if more than a share MAX_SHARE of its points is needed, if no function can
-    be fitted, or if the filled grid has another scale than the exact points although its extremes are exact.
+    ``deciding`` columns must be within the tolerance.
 
-    ``with_part`` says that a part of the samples has been computed; if it gave no guide, it is given up. With
-    ``of_part``, the ``evaluations`` are of a part of the samples. The result is then also None if more
-    than a share PART_MAX_SHARE of the points is needed, if the estimated error is HOPELESS, or if a value is
-    not finite (the values of all samples may be not finite at other points).
+    The result is None if the caller must compute all points: if the grid is small, if more than a share
+    MAX_SHARE of its points is needed, or if no function can be fitted. It is also None if interpolated values
+    change the scale of a column, linear or logarithmic, although the column's extremes are exact.
+
+    At the level "part" the result is also None if more than a share PART_MAX_SHARE of the points is needed,
+    if the estimated error is HOPELESS, or if a value is not finite: the values of all samples may be not
+    finite at other points.
     """
     if 2 * first_points(shape) > len(evaluations.done):
         return None
     grid = _Grid(shape, evaluations, tolerance, guide)
     rng = np.random.default_rng([seed, *shape])
     next_points = grid.guided_indices(shape, deciding) if guide else coarse_indices(shape)
-    smooth = guide is not None and guide.smooth and len(next_points) <= FEW_POINTS
-    max_share = PART_MAX_SHARE if of_part else MAX_SHARE
+    is_smooth = guide is not None and guide.smooth and len(next_points) <= FEW_POINTS
+    max_share = PART_MAX_SHARE if level == "part" else MAX_SHARE
     # The largest error in units of the tolerance, estimated in each round with many check points.
     estimates: list[float] = []
     failures = 0
-    probed = False  # whether the first of a round's checks are computed, and were within the limit
-    given_up = with_part and not of_part and guide is None
     while True:
         grid.compute(next_points)
-        if of_part and not _finite(evaluations.columns, deciding)[grid.exact].all():
+        if level == "part" and not _finite(evaluations.columns, deciding)[grid.exact].all():
             return None
         if not grid.fit_and_compute_border(deciding):
             return None
-        # With a part, checks are computed in two steps, so that a round that fails costs few of them.
-        few_checks = smooth and failures < FEW_ROUNDS and grid.has_scale_of_guide(deciding)
-        this_round = _Round.after(len(estimates), grid, few_checks, of_part, given_up)
-        probing = with_part and not probed
-        remaining = this_round.checks - (this_round.probe if probed else 0)
-        if grid.exact.sum() + remaining > max_share * len(evaluations.done):
+        few_checks = is_smooth and failures < FEW_ROUNDS and grid.has_scale_of_guide(deciding)
+        this_round = _Round.after(len(estimates), grid, level, few_checks)
+        if grid.exact.sum() + this_round.checks > max_share * len(evaluations.done):
             return None
-        checks = this_round.probe if probing else remaining
-        outcome, expected_errors = _measure_errors(grid, checks, deciding, rng, this_round.margin, probing)
+        outcome, expected_errors = _measure_errors(grid, this_round, deciding, rng, level != "single")
         estimate = max(outcome.stated[name] for name in deciding)
-        probed = probing and estimate <= this_round.error_limit
-        if probed:
-            next_points = np.zeros(0, int)
-            continue
         if estimate <= this_round.error_limit:
             scales = {name: fit.scale for name, fit in grid.fits.items()}
             if not grid.fit_and_compute_border(deciding):  # a new fit: the check points are exact now
@@ -493,7 +500,7 @@ def _refine(
         if not few_checks:
             estimates.append(estimate)
         falls_slowly = len(estimates) > 2 and estimate > estimates[-3] / 3
-        if of_part and HOPELESS < estimate < math.inf and falls_slowly:
+        if level == "part" and HOPELESS < estimate < math.inf and falls_slowly:
             return None
         count = max(this_round.min_new, int(this_round.min_growth * grid.exact.sum()))
         next_points = grid.largest_expected(expected_errors, threshold=0.5, count=count)
@@ -521,46 +528,78 @@ def _on_final_scales(
 
 
 def _measure_errors(
-    grid: _Grid, count: int, deciding: Sequence[str], rng: np.random.Generator, margin: float | None,
-    probing: bool,
-) -> tuple[Outcome, Array]:  # fmt: skip
-    """Draw ``count`` check points from the open points, compute them, and compare the predictions with them.
+    grid: _Grid, this_round: _Round, deciding: Sequence[str], rng: np.random.Generator, probes: bool
+) -> tuple[Outcome, Array]:
+    """Draw the check points of a round from the open points, compute them, and estimate the errors.
 
-    ``grid.expected()`` gives expected errors up to a factor. Here the factor is set: to ``margin``, or MARGIN
-    without a margin, times the mean error at the check points, divided by the mean of ``grid.expected()``
-    there.
-
-    The estimate of a column's largest error is SAFETY times the largest error at the check points, or the
-    largest expected error if that is larger. Without a ``margin``, the estimates of ``deciding`` columns
-    leave out expected errors, and SAFETY is replaced by LINEAR_SAFETY where a linear kernel fits best.
+    With ``probes``, the first check points are where the largest errors are expected. If their errors are not
+    within the limit of the round, no others are computed.
 
     Returns:
-        The estimates, and the expected errors (K,) at all points, 0 at exact points; both in units of the
-        tolerance.
+        The estimates of :func:`_estimate` and, in the same unit, the expected errors (K,) at all points.
     """
     expected = grid.expected()
-    predicted = {name: fit.quantity(grid.open) for name, fit in grid.fits.items()}
-    weights = [grid.fits[name].in_tolerance_units(predicted[name], expected[name]) for name in deciding]
-    positions = _check_points(rng, grid, np.max(weights, axis=0), count, probing)  # in grid.open
-    checks = grid.open[positions]
-    predicted_at_checks = {name: quantity[positions] for name, quantity in predicted.items()}
-    grid.compute(checks)
+    predicted = quantities(grid.fits, grid.open)
+    expected_in_units = [
+        grid.fits[name].in_tolerance_units(predicted[name], expected[name]) for name in deciding
+    ]
+    largest = np.max(expected_in_units, axis=0)
+    chosen = np.zeros(0, int)  # positions in grid.open
+    counts = [this_round.probe, this_round.checks] if probes else [this_round.checks]
+    for count in counts:
+        probing = count < this_round.checks
+        positions = _check_points(rng, grid, largest, count - len(chosen), chosen, probing)
+        grid.compute(grid.open[positions])
+        chosen = np.union1d(chosen, positions)
+        outcome, all_expected = _estimate(grid, predicted, expected, chosen, deciding, this_round.margin)
+        if not max(outcome.stated[name] for name in deciding) <= this_round.error_limit:
+            break
+    return outcome, all_expected
+
+
+def _estimate(
+    grid: _Grid, predicted: Mapping[str, Array], expected: Mapping[str, Array], positions: Array,
+    deciding: Sequence[str], margin: float | None,
+) -> tuple[Outcome, Array]:  # fmt: skip
+    """Estimate the largest error of each column from the errors at check points, which are exact by now.
+
+    The expected errors are only known up to a factor. This factor is the mean error at the check points,
+    divided by the mean of the expected errors there, and multiplied by ``margin`` (by MARGIN if it is None).
+
+    The estimate is SAFETY times the largest error at the check points, or the largest expected error if that
+    is larger. If ``margin`` is None, few points were checked: expected errors are left out for ``deciding``
+    columns, and LINEAR_SAFETY replaces SAFETY where a linear kernel fits best.
+
+    Args:
+        grid: the grid with its fits.
+        predicted: column -> (M,), the fitted quantity at the open points.
+        expected: column -> (M,), its expected errors, up to a factor.
+        positions: the check points, as positions in ``grid.open``.
+        deciding: the names of the columns whose errors decide.
+        margin: the factor of expected errors.
+
+    Returns:
+        The estimates, and the largest expected errors (K,) of the deciding columns at all points, 0 at exact
+        points; both in units of the tolerance.
+    """
+    at_checks = {name: quantity[positions] for name, quantity in predicted.items()}
     estimates, largest_errors, scaled_expected = {}, {}, {}
-    for name, (errors, in_tolerance_units) in grid.errors(predicted_at_checks, checks, deciding).items():
-        largest_errors[name] = float(in_tolerance_units.max())
+    for name, (errors, error_units) in grid.errors(at_checks, grid.open[positions], deciding).items():
+        fit = grid.fits[name]
+        largest_errors[name] = float(error_units.max())
         finite = np.isfinite(errors)
         total_expected = float(expected[name][positions][finite].sum())
         total = float(errors[finite].sum())
         factor = (margin or MARGIN) * total / total_expected if total_expected else 0.0
-        scaled_expected[name] = grid.fits[name].in_tolerance_units(predicted[name], factor * expected[name])
+        scaled_expected[name] = fit.in_tolerance_units(predicted[name], factor * expected[name])
         scaled_expected[name][positions] = 0.0  # the check points are exact now
         largest_expected = float(scaled_expected[name].max()) if margin or name not in deciding else 0.0
-        safety = SAFETY if margin or grid.fits[name].has_smooth_kernel else LINEAR_SAFETY
+        safety = SAFETY if margin or fit.has_smooth_kernel else LINEAR_SAFETY
         estimates[name] = max(safety * largest_errors[name], largest_expected)
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
-    all_expected = np.zeros(len(grid.at))
+    all_expected = np.zeros(len(grid.coordinates))
     all_expected[grid.open] = np.max([scaled_expected[name] for name in deciding], axis=0)
-    return Outcome(estimates, largest_errors, count, log), all_expected
+    return Outcome(estimates, largest_errors, len(positions), log), all_expected
 
 
 def _finite(columns: Mapping[str, Array], deciding: Sequence[str]) -> Array:
@@ -573,21 +612,24 @@ def _checks(shape: Sequence[int]) -> int:
     return CHECKS[sum(count > 1 for count in shape) or 1]
 
 
-def _check_points(rng: np.random.Generator, grid: _Grid, expected: Array, count: int, probing: bool) -> Array:
-    """Return the positions in ``grid.open`` of ``count`` check points.
+def _check_points(
+    rng: np.random.Generator, grid: _Grid, expected: Array, count: int, checked: Array, probing: bool
+) -> Array:
+    """Return the positions in ``grid.open`` of ``count`` new check points.
 
     A share COVERING is in the widest holes between exact points. The others are drawn with probabilities in
     proportion to the ``expected`` errors (M,) at the open points. With ``probing``, as many as possible are
-    those with the largest expected errors instead.
+    those with the largest expected errors instead. ``checked`` are the positions of earlier check points.
     """
-    everywhere = np.zeros(len(grid.at))
+    everywhere = np.zeros(len(grid.coordinates))
     everywhere[grid.open] = expected
     largest = grid.largest_expected(everywhere, threshold=0.0, count=count if probing else 0)
-    chosen: list[int] = np.searchsorted(grid.open, largest).tolist()
-    count_in_holes = count - len(chosen) if probing else int(COVERING * count)
+    chosen: list[int] = [*checked, *np.searchsorted(grid.open, largest)]
+    count_in_holes = count - len(largest) if probing else int(COVERING * count)
     exact, candidates = grid.half_steps[grid.exact], grid.half_steps[grid.open]
     chosen = widest_holes(rng, exact, candidates, chosen, count_in_holes, JITTER)
     remaining = np.setdiff1d(np.arange(len(grid.open)), chosen)
     weights = expected[remaining] + 1e-3 * expected.max() + 1e-300
-    sample = rng.choice(remaining, count - len(chosen), replace=False, p=weights / weights.sum())
-    return np.union1d(chosen, sample)
+    drawn_count = count + len(checked) - len(chosen)
+    drawn = rng.choice(remaining, drawn_count, replace=False, p=weights / weights.sum())
+    return np.setdiff1d([*chosen, *drawn], checked)

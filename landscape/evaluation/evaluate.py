@@ -45,11 +45,13 @@ from landscape.problem.problem import Layer, LinearLayer, Problem, chain, stacke
 from landscape.problem.sharded import on_ranks
 
 # Measured on 2 cores, 784-50-50-10: chunks of 1,000 samples with blocks of 20 points are the fastest; blocks
-# of 8 take 1.07 times, blocks of 64 1.3 times as long. Adaptive grids ask for few at a time. All blocks
-# have one shape, a multiple of 4 points, so that a point's bits do not depend on other points of a call.
+# of 8 take 1.07 times, blocks of 64 1.3 times as long.
 CHUNK = 1000
 BLOCK_BYTES = 16 * 2**20
-MAX_BLOCK, MAX_GPU_BLOCK = 8, 320
+MAX_BLOCK, MAX_GPU_BLOCK = 20, 320
+# On a CPU, products of a batch of matrices round alike for all numbers of matrices from 2 on; a single matrix
+# is divided among the threads in another way.
+MIN_BLOCK = 2
 # The first layer's products are stored for the next call up to this size (our choice: small beside the data).
 PRODUCT_BYTES = 64 * 2**20
 # On a GPU the start of a kernel takes longer than a block of this size: with these sizes a contour on an H200
@@ -98,7 +100,7 @@ def block_size(
     remaining = budget.remaining - fixed_bytes - 3 * first_width * chunk * number_bytes
     max_by_memory = remaining // (copies * point_bytes)
     max_by_cache = scaled(BLOCK_BYTES) // point_bytes
-    max_block = MAX_BLOCK if problem.device.type == "cpu" else MAX_GPU_BLOCK
+    max_block = MAX_BLOCK * CHUNK // chunk if problem.device.type == "cpu" else MAX_GPU_BLOCK
     return chunk, int(max(1, min(max_block, count, max_by_cache, max_by_memory)))
 
 
@@ -132,32 +134,37 @@ def batched(
         has_accuracy and is_softmax_loss(problem.criterion) and any(m.statistic for m in problem.metrics)
     )
 
-    def block_sums(coordinates: Tensor, products: Tensor, y_chunk: Tensor) -> list[Tensor]:
+    def at_points(values: Tensor, points: Tensor) -> Tensor:
+        """Return ``values`` (3, *shape) of the center and of each direction at points (k, 2), (k, *shape).
+
+        Element by element, because a matrix product rounds differently with another number of points.
+        """
+        a, b = points.T.reshape(2, -1, *[1] * (values.dim() - 1))
+        return torch.addcmul(values[0], a, values[1]).addcmul_(b, values[2])
+
+    def block_sums(
+        points: Tensor, parameters: dict[str, Tensor], products: Tensor, y_chunk: Tensor
+    ) -> list[Tensor]:
         """Return the mean losses (k,), the numbers of correct samples (k,), and each metric's sums (k, S).
 
         Args:
-            coordinates: (k, 3), a row (1, a, b) for each point.
+            points: (k, 2).
+            parameters: those of later layers and all biases at the points, (k, *shape) by name.
             products: (3, width, B), the first layer's weights of the center and of each direction, times the
                 B samples.
             y_chunk: (B, …), the targets of the samples.
         """
-        point_count = len(coordinates)
-        a, b = coordinates[:, 1, None, None], coordinates[:, 2, None, None]
-
-        def at_points(name: str) -> Tensor:
-            """Return the parameter ``name`` at the points, (k, *shape)."""
-            return (coordinates @ views[name].flatten(1)).view(point_count, *views[name].shape[1:])
-
-        h = torch.addcmul(products[0], a, products[1]).addcmul_(b, products[2])  # (k, width, B)
+        point_count = len(points)
+        h = at_points(products, points)  # (k, width, B)
         if first_layer.bias:
-            h += at_points(first_layer.bias).unsqueeze(-1)
+            h += parameters[first_layer.bias].unsqueeze(-1)
         for layer in later_layers:
             if not isinstance(layer, LinearLayer):
                 h = h.relu_() if type(layer) is nn.ReLU else layer(h)
             elif layer.bias:
-                h = torch.baddbmm(at_points(layer.bias).unsqueeze(-1), at_points(layer.weight), h)
+                h = torch.baddbmm(parameters[layer.bias].unsqueeze(-1), parameters[layer.weight], h)
             else:
-                h = torch.bmm(at_points(layer.weight), h)
+                h = torch.bmm(parameters[layer.weight], h)
         targets = y_chunk.expand(point_count, *y_chunk.shape)
         scores = Scores(h, y_chunk if has_classes else numbers(y_chunk))
         if has_softmax_terms:  # cross-entropy: log Σ exp(outputs) − the output of the target's class
@@ -171,14 +178,23 @@ def batched(
         sums = [values.view(point_count, -1, values.shape[1]).sum(1) for values in sample_sums]
         return [losses, correct, *sums]
 
-    first_weights = views[first_layer.weight].flatten(0, 1)  # (3·width, inputs)
+    first_weights = views.pop(first_layer.weight).flatten(0, 1)  # (3·width, inputs)
+    stored_blocks = BLOCK_BYTES // (problem.weights.nbytes * block) if stores_products else 0
     stores_products &= len(first_weights) * samples * x.itemsize <= PRODUCT_BYTES
     stored_products: dict[int, Tensor] = {}  # by the number of the first sample
+    min_block = MIN_BLOCK if problem.device.type == "cpu" else block
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
-        padding = -len(points) % block  # repeats of the last point, so that all blocks have one shape
-        padded = torch.cat((points, points[-1:].expand(padding, 2)))
-        coordinates = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
+        # The last point is repeated so that a point's bits do not depend on the other points of the call: on
+        # a GPU all blocks have one shape, on a CPU the last block has at least MIN_BLOCK points.
+        last_block = (len(points) - 1) % block + 1
+        padding = max(0, min(min_block, block) - last_block)
+        padded = torch.cat((points, points[-1:].expand(padding, 2))).to(problem.device, problem.dtype)
+
+        @functools.lru_cache(maxsize=stored_blocks)
+        def parameters(k: int) -> dict[str, Tensor]:
+            return {name: at_points(values, padded[k : k + block]) for name, values in views.items()}
+
         total = loss.empty(len(padded))
         metric_sums: list[Tensor] = []
         for i in range(0, samples, chunk):
@@ -191,7 +207,7 @@ def batched(
                 stored_products[i] = products
             for k in range(0, len(padded), block):
                 rows = slice(k, k + block)
-                losses, correct, *sums = block_sums(coordinates[rows], products, y_chunk)
+                losses, correct, *sums = block_sums(padded[rows], parameters(k), products, y_chunk)
                 total[rows, 0] += double(losses) * count
                 total[rows, 1] += correct.to(total.device)
                 if not metric_sums:

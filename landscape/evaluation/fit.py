@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.evaluation.interpolant import ErrorScale, Interpolant
+from landscape.evaluation.interpolant import ErrorScale, Interpolant, evaluate
 
 # The largest expected error, in units of the tolerance: a negative value on a logarithmic scale has an
 # infinite one.
@@ -117,14 +117,8 @@ class Fit:
         """Return ``errors`` of the fitted quantity where it is ``predicted``, in units of the tolerance."""
         return self._in_tolerance_units(predicted, errors, self._function.log)
 
-    def quantity(self, indices: Array) -> Array:
-        """Return the fitted quantity at the points ``indices``: the values, or their logarithms."""
-        function = self._function
-        return function.interpolant(function.coefficients, self._at[indices]) + function.base[indices]
-
-    def predict(self, indices: Array) -> Array:
-        """Return the values at the points ``indices``."""
-        quantity = self.quantity(indices)
+    def values(self, quantity: Array) -> Array:
+        """Return the values where the fitted quantity, the values or their logarithms, is ``quantity``."""
         with np.errstate(over="ignore"):
             return np.exp(quantity) if self._function.log else quantity
 
@@ -150,3 +144,16 @@ class Fit:
         errors = np.abs(self._function.leave_one_out)[nearest]
         largest = (errors * holes**self._function.interpolant.order).max(1)
         return np.maximum(largest, self._guide_error[indices])
+
+
+def quantities(fits: Mapping[str, Fit], indices: Array) -> dict[str, Array]:
+    """Return the fitted quantity of each of ``fits``, to the same exact points, at the points ``indices``."""
+    if not fits:
+        return {}
+    functions = [fit._function for fit in fits.values()]
+    at = next(iter(fits.values()))._at[indices]
+    parts = evaluate([(function.interpolant, function.coefficients) for function in functions], at)
+    return {
+        name: part + function.base[indices]
+        for name, function, part in zip(fits, functions, parts, strict=True)
+    }

@@ -114,16 +114,16 @@ class Interpolant:
     """
 
     def __init__(self, at: Array, kernel: str) -> None:
-        self._at = at
+        self.points = at
         self._phi, self._degree, self.order = KERNELS[kernel]
 
     @cached_property
     def _inverse(self) -> Array:
         """The inverse of the system for the coefficients, (N + M, N + M)."""
-        powers = self._powers(self._at)
+        powers = self._powers(self.points)
         n, m = powers.shape
         system = np.zeros((n + m, n + m))
-        system[:n, :n] = self._phi(scipy.spatial.distance.cdist(self._at, self._at))
+        system[:n, :n] = self._phi(scipy.spatial.distance.cdist(self.points, self.points))
         system[:n, n:], system[n:, :n] = powers, powers.T
         try:
             inverse: Array = torch.linalg.inv(torch.from_numpy(system)).numpy()
@@ -143,20 +143,34 @@ class Interpolant:
 
         It is c_i divided by the inverse's diagonal (Rippa, Advances in Computational Mathematics 11, 1999).
         """
-        n = len(self._at)
+        n = len(self.points)
         return coefficients[:n] / np.diagonal(self._inverse)[:n]
 
     def __call__(self, coefficients: Array, at: Array) -> Array:
         """Return the values (K,) at the points ``at`` (K, d)."""
-        n = len(self._at)
-        values = np.empty(len(at))
-        step = max(1, DISTANCES // n)
-        for k in range(0, len(at), step):  # memory is bounded for any grid
-            part = at[k : k + step]
-            distances = scipy.spatial.distance.cdist(part, self._at)
-            values[k : k + step] = _product(self._phi(distances), coefficients[:n])
-            values[k : k + step] += _product(self._powers(part), coefficients[n:])
-        return values
+        return evaluate([(self, coefficients)], at)[0]
+
+    def combine(self, coefficients: Array, distances: Array, at: Array) -> Array:
+        """Return the values (K,) at the points ``at`` (K, d), of given ``distances`` (K, N) to all points."""
+        n = len(self.points)
+        return _product(self._phi(distances), coefficients[:n]) + _product(self._powers(at), coefficients[n:])
+
+
+def evaluate(functions: Sequence[tuple[Interpolant, Array]], at: Array) -> list[Array]:
+    """Return the values (K,) of each function at the points ``at`` (K, d).
+
+    A function is an interpolant with its coefficients. All functions pass through the same points, so that
+    they share the distances to these.
+    """
+    values = [np.empty(len(at)) for _ in functions]
+    points = functions[0][0].points
+    step = max(1, DISTANCES // len(points))
+    for k in range(0, len(at), step):  # memory is bounded for any grid
+        rows = slice(k, k + step)
+        distances = scipy.spatial.distance.cdist(at[rows], points)
+        for column, (interpolant, coefficients) in zip(values, functions, strict=True):
+            column[rows] = interpolant.combine(coefficients, distances, at[rows])
+    return values
 
 
 def _product(matrix: Array, vector: Array) -> Array:
