@@ -61,6 +61,18 @@ def test_a_resumed_surface_has_the_bits_of_a_whole(name: str, dtype: torch.dtype
         assert again.method == whole.method
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_bits_of_a_point_do_not_depend_on_the_other_points_of_a_call(dtype: torch.dtype) -> None:
+    x, y = torch.randn(2200, 64), torch.randint(10, (2200,))
+    model = landscape.models.build("mlp", widths=[64, 50, 33, 10])
+    problem = Problem(model, nn.functional.cross_entropy, (x, y), dtype=dtype)
+    plane, points = landscape.random_plane(problem), torch.randn(25, 2, dtype=torch.float64)
+    losses = evaluate.evaluator(problem, plane.center, plane.directions, 25, method="batched")
+    for count in (1, 2, 3, 7, 11):
+        parts = torch.cat([losses(part)["loss"] for part in points.split(count)])
+        assert torch.equal(parts, losses(points)["loss"])
+
+
 def test_refining_computes_only_new_points() -> None:
     problem = problems.mlp()
     plane = landscape.random_plane(problem)

@@ -1,28 +1,25 @@
 """Values on a grid from some of its points: exact where they are needed, interpolated elsewhere.
 
-A coarse level is computed first. Then, in rounds, an interpolant is fitted to all exact points and checked
-at points that it has not seen, drawn in the widest holes between exact points and where the error is
-expected to be large. If the estimated error is within the tolerance, the interpolant through all points
-fills the rest. Otherwise the points with the largest expected errors are computed, and the next round
-begins. The whole grid is computed where a share MAX_SHARE of it would be, or where the tolerance is
-finer than the rounding of the values. Between points with finite and with other values, all points are
-computed.
+A coarse level is computed first. Then, in rounds, an interpolant is fitted to all exact points. Its error is
+estimated at check points: most are in the widest holes between exact points, the others where large errors
+are expected. If the estimate is within the tolerance, an interpolant through all exact points fills the rest.
+Otherwise the points with the largest expected errors are computed, and the next round begins. The whole grid
+is computed if more than a share MAX_SHARE of it would be, or if the tolerance is finer than the rounding of
+the values. Between points with finite and with other values, all points are computed.
 
 The expected error at a point is the leave-one-out error of its exact neighbors, reduced by the distance to
-them; the checks measure by what factor. It is an error of the fitted quantity, the values or their
+them, up to a factor that the checks measure. It is an error of the fitted quantity, the values or their
 logarithms, and is converted to the scale of the result: on the floor of a valley, a small error of the loss
-is a large one of its logarithm. What lies wholly in a hole between exact points cannot be seen: of discs
-anywhere on a smooth surface of 51 × 51 points that cover 1% of it, 0.6% held no exact point, of those that
-cover 0.5%, 18%, and of those that cover 1.5%, none. The next points depend on the values alone, not on
-which points were computed before the call: an interrupted computation, run again, asks for the same ones.
+is a large one of its logarithm. A feature that lies wholly in a hole between exact points is not seen: of
+discs anywhere on a smooth surface of 51 × 51 points, 18% of those that cover 0.5% of it held no exact point,
+0.6% of those that cover 1%, and none of those that cover 1.5%. The next points depend on the values alone,
+not on earlier results: an interrupted computation, run again, asks for the same ones.
 
 With a part of the samples, the coarsest points are computed with all samples. If their values are finite,
-the loss of the part is completed, and guides that of all samples. Points are computed with all samples where
-a function through few points follows the part's values, and the interpolated quantity is the difference from
-a multiple of these. The error is measured at points that were not chosen, with all samples: first where it is
-expected to be largest, and, if it is within the tolerance there, at the other check points. Where the part
-is rough, or values are not finite, there is no guide. A feature that no sample of the part has, such as an
-island of NaN, can be missed if it lies between the fewer points of all samples.
+the loss of the part is completed, and guides the choice of further points: those through which an interpolant
+approximates the part's values. The interpolated quantity is then the difference from a multiple of the part's
+values. Where the part is rough, or values are not finite, there is no guide. A feature that no sample of the
+part has, such as an island of NaN, can be missed if it lies between the fewer points of all samples.
 """
 
 from __future__ import annotations
@@ -37,8 +34,9 @@ import numpy as np
 import scipy  # loads its parts when they are used
 
 from landscape.core.hdf5 import Array
+from landscape.evaluation import interpolant
 from landscape.evaluation.fit import Fit, quantities
-from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, follow, widest_holes
+from landscape.evaluation.interpolant import ErrorScale, Tolerance, coarse_indices
 
 # All numbers here are our choice, from the surfaces of benchmarks/surfaces.py and others of these families.
 BASE = 13  # points of the coarsest level along an axis: smooth surfaces need no more for 1%
@@ -79,7 +77,7 @@ HOPELESS = 4.0
 GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 4.25
 
 Compute = Callable[[Array], None]
-# What the values of a grid are computed with: all samples; a part of the samples; or all samples after a part.
+# With what values are computed: all samples, a part of the samples, or all samples after a part.
 Level = Literal["single", "part", "whole"]
 
 
@@ -107,7 +105,7 @@ class _Guide:
 
 def first_points(shape: Sequence[int]) -> int:
     """The minimum number of points that are computed."""
-    return min(math.prod(shape), len(coarse_indices(shape)) + _checks(shape))
+    return min(math.prod(shape), len(coarse_indices(shape, BASE)) + _checks(shape))
 
 
 @dataclass(frozen=True)
@@ -127,21 +125,6 @@ class Outcome:
     log: frozenset[str]
 
 
-def coarse_indices(shape: Sequence[int], base: int = BASE) -> Array:
-    """Indices of the ``base`` × ``base`` points of the coarsest level, the last axis fastest.
-
-    They are denser toward the ends, where an interpolant has neighbors on one side only.
-    """
-    chosen = np.zeros(shape, bool)
-    along = []
-    for count in shape:
-        even = np.linspace(-1, 1, min(base, count))
-        dense_ends = np.sin(np.pi / 2 * even)
-        along.append(np.unique(np.rint((0.5 * (even + dense_ends) + 1) / 2 * (count - 1)).astype(int)))
-    chosen[np.ix_(*along)] = True
-    return np.flatnonzero(chosen)
-
-
 class _Grid:
     """The points of a grid, which of them are exact, and the fits through these.
 
@@ -150,11 +133,7 @@ class _Grid:
     """
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        evaluations: Evaluations,
-        tolerance: Tolerance,
-        guide: _Guide | None = None,
+        self, shape: Sequence[int], evaluations: Evaluations, tolerance: Tolerance, guide: _Guide | None
     ) -> None:
         axes = [np.arange(count) for count in shape if count > 1]
         positions = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
@@ -195,7 +174,8 @@ class _Grid:
 
     def _fit_columns(self, exact: Array) -> None:
         """Fit each column that is finite at the points ``exact`` and can meet the tolerance."""
-        interpolants = [Interpolant(self.coordinates[exact], kernel) for kernel in KERNELS]
+        kernels = interpolant.KERNELS
+        interpolants = [interpolant.Interpolant(self.coordinates[exact], kernel) for kernel in kernels]
         guides = self.guide.columns if self.guide else {}
         self.fits: dict[str, Fit] = {}
         for name, values in self._columns.items():
@@ -251,9 +231,9 @@ class _Grid:
     def guided_indices(self, shape: Sequence[int], deciding: Sequence[str]) -> Array:
         """Return the points to compute first: an interpolant through them approximates the guide's values.
 
-        The coarsest GUIDED_BASE × GUIDED_BASE points and the guide's extremes are among them, and are computed
-        here. The values of all samples at these points decide between a linear and a logarithmic scale. The
-        interpolant must approximate the guide on this scale.
+        They include the coarsest GUIDED_BASE × GUIDED_BASE points and the guide's extremes, which are
+        computed here. The values of all samples there decide between a linear and a logarithmic scale, on
+        which the interpolant must approximate the guide.
         """
         assert self.guide is not None
         guides = {name: self.guide.columns[name] for name in deciding}
@@ -265,14 +245,14 @@ class _Grid:
             scale_values = self._columns[name][first] if values.min() > 0 else values
             scale = ErrorScale.of(scale_values[np.isfinite(scale_values)], self._tolerance)
             self._followed_log[name] = scale.log
-            # What to approximate, and factors that convert its errors to units of the tolerance. On a log scale
-            # the values are tried, too: their errors, divided by the values, are errors of the logarithms.
+            # What to approximate, and factors that convert its errors to units of the tolerance. On a log
+            # scale the values are tried, too: their errors divided by the values are errors of logarithms.
             targets = [(scale(values), np.ones(len(values)))]
             if scale.log:
                 targets.append((values, 1 / (scale.limit * values)))
             counts = GUIDED_COUNTS[self.dimension]
             choices = [
-                follow(self.coordinates, target, factors, kernel, chosen, FOLLOW_ERROR, *counts)
+                interpolant.follow(self.coordinates, target, factors, kernel, chosen, FOLLOW_ERROR, *counts)
                 for target, factors in targets
                 for kernel in ("cubic", "quintic")
             ]
@@ -317,7 +297,7 @@ class _Grid:
     def largest_expected(self, expected: Array, threshold: float, count: int) -> Array:
         """Return at most ``count`` points with the largest expected errors above ``threshold``, far apart.
 
-        ``expected`` (K,) are errors at all points, 0 at exact ones. Each chosen point reduces those around it.
+        ``expected`` (K,) are errors at all points, 0 at exact ones. A chosen point reduces those around it.
         """
         expected = expected.copy()
         chosen: list[int] = []
@@ -424,25 +404,27 @@ class _Round:
     @classmethod
     def after(cls, estimates: int, grid: _Grid, level: Level, few: bool) -> _Round:
         """Return the round after a number of ``estimates``, with ``few`` checks if a smooth part guides."""
-        checks = CHECKS[grid.dimension]
         if few:
             count = FEW_CHECKS[grid.dimension]
             return cls(count, 1.0, None, count // 2, 0.0, 1.0)
-        part_given_up = level == "whole" and grid.guide is None
+        checks, limit, margin = CHECKS[grid.dimension], 1.0, MARGIN
         growth = GROWTH if estimates else 0.0  # after the first round a few points are often enough
+        part_given_up = level == "whole" and grid.guide is None
         if part_given_up:
             checks, growth = int(GIVEN_UP * checks), GIVEN_UP * growth
         new = checks if estimates else checks // 3
+        late = estimates >= EARLY
         if grid.guide is not None:
-            limit = GUIDED_LIMITS[1] if estimates else GUIDED_LIMITS[0]
-            return cls(checks // 2, limit, MARGIN, min(new, checks // 2), growth, 1.0)
-        if estimates >= EARLY and level == "part":
-            return cls(checks // 2, LATE_LIMIT, MARGIN, new, growth, 1.0)
-        if estimates >= EARLY and part_given_up:
-            return cls(checks, 1.0, GIVEN_UP_MARGIN, new, growth, 1.0)
-        if estimates >= EARLY:
-            return cls(checks, LATE_LIMIT, LATE_MARGIN, new, growth, 1.0)
-        return cls(2 * checks // 3 if estimates else checks, 1.0, MARGIN, new, growth, MIN_STATED)
+            checks, limit = checks // 2, GUIDED_LIMITS[min(estimates, 1)]
+            new = min(new, checks)
+        elif late and level == "part":
+            checks, limit = checks // 2, LATE_LIMIT
+        elif late:
+            limit, margin = (1.0, GIVEN_UP_MARGIN) if part_given_up else (LATE_LIMIT, LATE_MARGIN)
+        elif estimates:
+            checks = 2 * checks // 3
+        min_stated = 1.0 if late or grid.guide is not None else MIN_STATED
+        return cls(checks, limit, margin, new, growth, min_stated)
 
 
 def _refine(
@@ -466,7 +448,7 @@ def _refine(
         return None
     grid = _Grid(shape, evaluations, tolerance, guide)
     rng = np.random.default_rng([seed, *shape])
-    next_points = grid.guided_indices(shape, deciding) if guide else coarse_indices(shape)
+    next_points = grid.guided_indices(shape, deciding) if guide else coarse_indices(shape, BASE)
     is_smooth = guide is not None and guide.smooth and len(next_points) <= FEW_POINTS
     max_share = PART_MAX_SHARE if level == "part" else MAX_SHARE
     # The largest error in units of the tolerance, estimated in each round with many check points.
@@ -627,7 +609,7 @@ def _check_points(
     chosen: list[int] = [*checked, *np.searchsorted(grid.open, largest)]
     count_in_holes = count - len(largest) if probing else int(COVERING * count)
     exact, candidates = grid.half_steps[grid.exact], grid.half_steps[grid.open]
-    chosen = widest_holes(rng, exact, candidates, chosen, count_in_holes, JITTER)
+    chosen = interpolant.widest_holes(rng, exact, candidates, chosen, count_in_holes, JITTER)
     remaining = np.setdiff1d(np.arange(len(grid.open)), chosen)
     weights = expected[remaining] + 1e-3 * expected.max() + 1e-300
     drawn_count = count + len(checked) - len(chosen)

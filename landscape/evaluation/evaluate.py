@@ -44,11 +44,11 @@ from landscape.problem.metrics import Scores, Sums, few_of, names_of, numbers
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain, stacked_losses
 from landscape.problem.sharded import on_ranks
 
-# Measured on 2 cores, 784-50-50-10: chunks of 1,000 samples with blocks of 20 points are the fastest; blocks
-# of 8 take 1.07 times, blocks of 64 1.3 times as long.
-CHUNK = 1000
+# Measured on 1 core, 784-50-50-10: whole contours take as long with chunks of 1,000 samples and blocks of 20
+# points as with 2,000 and 10; the few points of an adaptive grid take 5% longer.
+CHUNK = 2000
 BLOCK_BYTES = 16 * 2**20
-MAX_BLOCK, MAX_GPU_BLOCK = 20, 320
+MAX_BLOCK, MAX_GPU_BLOCK = 10, 320
 # On a CPU, products of a batch of matrices round alike for all numbers of matrices from 2 on; a single matrix
 # is divided among the threads in another way.
 MIN_BLOCK = 2
@@ -84,7 +84,8 @@ def block_size(
     widest = max(width for width, _ in weight_shapes)
     later_weights = problem.layout.size - first_width * inputs
     number_bytes = problem.weights.itemsize
-    # Metrics add five: the outputs in another order, and up to two copies in float64, each as large as two.
+    # How many copies of a layer's numbers may exist at once. Metrics need one more with dimensions in another
+    # order, and up to two in float64, which take the memory of two each.
     copies = ACTIVATION_COPIES + (5 if problem.metrics else 0)
     # The center and the two directions in one tensor, and the weights of later layers at one point.
     fixed_bytes = 3 * problem.weights.nbytes + copies * later_weights * number_bytes
@@ -96,6 +97,7 @@ def block_size(
         return None
     scaled = functools.partial(scaled_to_device, device=problem.device)
     chunk = int(min(scaled(CHUNK), problem.samples, (budget.remaining - fixed_bytes) // sample_bytes))
+    # At one point: the activations or the weights, whichever are larger; ``copies`` has room for the others.
     point_bytes = max(chunk * widest, later_weights) * number_bytes
     remaining = budget.remaining - fixed_bytes - 3 * first_width * chunk * number_bytes
     max_by_memory = remaining // (copies * point_bytes)
@@ -128,8 +130,7 @@ def batched(
     output_count = views[last_layer.weight].shape[1]
     has_classes = y.dim() == 1 and not y.is_floating_point() and output_count > 1
     has_accuracy = has_classes and bool(((y >= 0) & (y < output_count)).all())
-    # Built-in metrics (those with a statistic) compute the terms of a softmax loss; the loss is then computed
-    # from these terms, too.
+    # If a built-in metric needs the terms of a softmax loss, the loss is computed from the same terms.
     has_softmax_terms = (
         has_accuracy and is_softmax_loss(problem.criterion) and any(m.statistic for m in problem.metrics)
     )
@@ -145,14 +146,18 @@ def batched(
     def block_sums(
         points: Tensor, parameters: dict[str, Tensor], products: Tensor, y_chunk: Tensor
     ) -> list[Tensor]:
-        """Return the mean losses (k,), the numbers of correct samples (k,), and each metric's sums (k, S).
+        """Return what a chunk of B samples adds to the totals of a block of k points.
 
         Args:
             points: (k, 2).
             parameters: those of later layers and all biases at the points, (k, *shape) by name.
             products: (3, width, B), the first layer's weights of the center and of each direction, times the
-                B samples.
+                samples.
             y_chunk: (B, …), the targets of the samples.
+
+        Returns:
+            The mean losses (k,), the numbers of correct samples (k,), and for each metric the sums (k, S) of
+            its S terms over the samples.
         """
         point_count = len(points)
         h = at_points(products, points)  # (k, width, B)
@@ -167,10 +172,13 @@ def batched(
                 h = torch.bmm(parameters[layer.weight], h)
         targets = y_chunk.expand(point_count, *y_chunk.shape)
         scores = Scores(h, y_chunk if has_classes else numbers(y_chunk))
-        if has_softmax_terms:  # cross-entropy: log Σ exp(outputs) − the output of the target's class
+        if has_softmax_terms:
+            # Cross-entropy is log Σ exp(outputs), which is top + scale, minus the output of the target's
+            # class, own. All three are (k, 1, B).
             losses = (scores.top - scores.own + scores.scale).mean(2)[:, 0]
         else:
             losses = stacked_losses(problem.criterion, h, targets)
+        # scores.right: (k, B)
         correct = scores.right.sum(1) if has_accuracy else torch.full_like(losses, torch.nan)
         # (k·B, outputs), for metrics of the user, which take a row for each sample.
         rows = None if all(m.statistic for m in problem.metrics) else h.transpose(1, 2).flatten(0, 1)
@@ -195,8 +203,8 @@ def batched(
         def parameters(k: int) -> dict[str, Tensor]:
             return {name: at_points(values, padded[k : k + block]) for name, values in views.items()}
 
-        total = loss.empty(len(padded))
-        metric_sums: list[Tensor] = []
+        total = loss.zeros(len(padded))
+        metric_sums: list[Tensor] = []  # of each metric, (points, S)
         for i in range(0, samples, chunk):
             x_chunk, y_chunk = x[i : i + chunk], y[i : i + chunk]
             count = len(x_chunk)
@@ -212,13 +220,14 @@ def batched(
                 total[rows, 1] += correct.to(total.device)
                 if not metric_sums:
                     metric_sums = [total.new_zeros(len(total), values.shape[1]) for values in sums]
-                for column, values in zip(metric_sums, sums, strict=True):
-                    column[rows] += values
+                for metric_sum, values in zip(metric_sums, sums, strict=True):
+                    metric_sum[rows] += values
                 progress((i + count * (k + block) / len(padded)) / samples)
             del products  # frees memory for the next products
-        # Columns 0 and 1 are the losses and the correct samples, the others are metrics.
-        for k, (metric, column) in enumerate(zip(problem.metrics, metric_sums, strict=True), 2):
-            total[:, k] = metric.finish(column / samples) * samples
+        # After the losses and the correct samples, one column for each metric. A metric is a function of
+        # means; a caller divides all columns by the number of samples.
+        for k, (metric, metric_sum) in enumerate(zip(problem.metrics, metric_sums, strict=True), 2):
+            total[:, k] = metric.finish(metric_sum / samples) * samples
         return total[: len(points)]
 
     return totals
@@ -254,7 +263,7 @@ class PlaneLoss:
         u, v = self.directions
         return torch.add(self.center, u, alpha=a, out=weights).add_(v, alpha=b).to(self.problem.dtype)
 
-    def empty(self, count: int) -> Tensor:
+    def zeros(self, count: int) -> Tensor:
         """Return zeros (count, 2 + metrics), in float64 if the device supports it."""
         columns, device = 2 + len(self.problem.metrics), float64_device(self.problem.device)
         return torch.zeros(count, columns, dtype=torch.float64, device=device)
@@ -272,7 +281,7 @@ class PlaneLoss:
 
     def pointwise(self, points: Tensor, progress: Progress) -> Tensor:
         """Return the totals, see :data:`Totals`, of the problem itself, point by point."""
-        total = self.empty(len(points))
+        total = self.zeros(len(points))
         theta = torch.empty_like(self.center)  # one buffer for all points; the parameters are views of it
         for k, (a, b) in enumerate(points.tolist()):
             total[k] = self._of_problem(self.move(a, b, theta))
@@ -302,7 +311,7 @@ class PlaneLoss:
 
         Args:
             method: the name of the method, for messages.
-            totals_of: takes a loss on a plane, and returns the method's totals for it.
+            totals_of: takes a loss on a plane, and returns the function that computes the method's totals.
             is_forced: whether the user has chosen the method.
         """
         if self.problem.check == "off":
@@ -323,7 +332,7 @@ class PlaneLoss:
             losses, expected_losses = totals[:, 0], expected[:, 0]
             atol = rtol * samples  # losses are sums over the samples
             same_losses = torch.allclose(losses, expected_losses, rtol=rtol, atol=atol, equal_nan=True)
-            # The accuracy, column 1, must be NaN at the same points.
+            # The accuracy, column 1, may differ where two outputs are almost equal, but not in being NaN.
             if same_losses and torch.equal(totals[:, 1].isnan(), expected[:, 1].isnan()):
                 return True
             worst = int((losses - expected_losses).abs().nan_to_num(nan=torch.inf).argmax())
@@ -349,7 +358,7 @@ def folded_totals(loss: PlaneLoss, folded: FoldedForward) -> Totals:
     at = loss.replayed(folded_totals_at)
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
-        total = loss.empty(len(points))
+        total = loss.zeros(len(points))
         theta = torch.empty_like(loss.center)
         for k, (a, b) in enumerate(points.tolist()):
             total[k] = at(loss.move(a, b, theta))
@@ -380,7 +389,7 @@ class Evaluator:
         samples: the number of samples.
         autocast: as for :func:`evaluator`.
         totals: the sums over the samples.
-        chunked: the problem, with its data in chunks that fit into the memory.
+        problem: the loss, with its data in chunks that fit into the memory.
     """
 
     method: str
@@ -388,13 +397,13 @@ class Evaluator:
     samples: int
     autocast: str | None
     totals: Totals
-    chunked: Problem
+    problem: Problem
 
     @torch.no_grad()
     def __call__(self, points: Tensor, progress: Progress = no_progress) -> dict[str, Tensor]:
         with _arithmetic(self.autocast):
             means = self.totals(points, progress).cpu() / self.samples
-        names = ("loss", "accuracy", *names_of(self.chunked))
+        names = ("loss", "accuracy", *names_of(self.problem))
         return dict(zip(names, means.T, strict=True))
 
 
@@ -411,9 +420,9 @@ def evaluator(
         method: one of METHODS; "auto" chooses by the layers of the model and a comparison on a few samples.
         autocast: None: the model's dtype; "tf32": float32 with TensorFloat-32 products, on CUDA;
             "bfloat16": weights and inputs in bfloat16, outputs and losses in float32, with BatchNorm folded.
-        max_memory: the most bytes that the process (on CUDA: PyTorch, on the device) may use; default: the
-            limit of the current call. It bounds chunks of data and blocks of points; data that is given in
-            batches keeps them.
+        max_memory: the most bytes that the process may use, or on CUDA the most that PyTorch may use on the
+            device; default: the limit of the current call. Chunks of data and blocks of points are chosen to
+            fit. Data that is given in batches keeps its batches.
 
     Raises:
         InputError: a method or an ``autocast`` that does not work with the model, or a max_memory that is
@@ -427,10 +436,10 @@ def evaluator(
     layers = chain(problem)
     autocast_dtype = AUTOCASTS[autocast] if autocast else None
     dtype = autocast_dtype or problem.dtype
-    begins_linear = layers is not None and isinstance(layers[0], LinearLayer)  # its products are shared
+    begins_linear = layers is not None and isinstance(layers[0], LinearLayer)  # all points share its products
     can_batch = begins_linear and dtype == problem.dtype and all(m.of_sums for m in problem.metrics)
-    # For a model in half precision the plane has float32. Such a model evaluates each point itself, so that
-    # rounding is as in the user's network.
+    # For a model in half precision the plane has float32. Each point is then a forward pass of the model, so
+    # that rounding is as in the user's network.
     if center.dtype != problem.dtype:
         can_batch = False
         method = "pointwise" if method == "auto" else method
@@ -444,7 +453,7 @@ def evaluator(
         if evaluate:
             return evaluate
         method = "pointwise"  # such a chain has no convolutions to fold
-    return _pointwise_evaluator(loss, method, autocast, dtype, budget)
+    return _folded_or_pointwise(loss, method, autocast, dtype, budget)
 
 
 def _batched_evaluator(
@@ -463,7 +472,7 @@ def _batched_evaluator(
     return Evaluator("batched", block, problem.samples, autocast, totals, chunked)
 
 
-def _pointwise_evaluator(
+def _folded_or_pointwise(
     loss: PlaneLoss, method: str, autocast: str | None, dtype: torch.dtype, budget: MemoryBudget
 ) -> Evaluator:
     """Return the evaluator by the folded method, or by the pointwise method.
@@ -476,7 +485,7 @@ def _pointwise_evaluator(
     # Statistics that are estimated at each point cannot be folded.
     can_fold = method != "pointwise" and not problem.batchnorm.varies and problem.separable
     folded = fold(problem.model, dtype) if can_fold else None
-    # Folding is faster for convolutions, if its weights fit into the memory.
+    # Folding is faster for convolutions. The folded weights must fit into the memory.
     is_useful = folded is not None and folded.convolves and theta_bytes + folded_bytes <= budget.remaining
     if method == "auto" and same_dtype and not is_useful:
         folded = None
@@ -514,7 +523,7 @@ def check_one_loss(
         points: (K, 2), the coordinates of the points.
         losses: (K,), the losses at the points; NaN where no loss was computed.
     """
-    problem = evaluate.chunked
+    problem = evaluate.problem
     finite_indices = np.flatnonzero(np.isfinite(losses))
     if not len(finite_indices) or problem.check == "off":
         return
@@ -523,7 +532,7 @@ def check_one_loss(
     theta = PlaneLoss(problem, center, directions).move(a, b, torch.empty_like(center))
     loss, own_loss = float(losses[nearest]), problem.loss(theta)
     eps = torch.finfo(problem.dtype).eps
-    # Half of the digits, or 100 roundings of 1 (our choice).
+    # Half of the digits of the loss, or a hundred eps if the loss is nearly 0 (our choice).
     allowed = math.sqrt(eps) * abs(own_loss) + 100 * eps
     if abs(loss - own_loss) <= allowed:
         return

@@ -190,27 +190,30 @@ def follow(
     at: Array, values: Array, weights: Array, kernel: str, start: Array, tolerance: float, minimum: int,
     usual: int, maximum: int,
 ) -> Array:  # fmt: skip
-    """Return the indices of points through which a function of ``kernel`` follows ``values``.
+    """Choose few points whose interpolant, of a ``kernel``, approximates ``values`` at all points.
 
-    The function passes through all chosen points. After those of ``start``, the next point is always the one
-    where the function has the largest weighted error. Each point adds a row to a Newton basis, so that no
-    system of equations is solved again.
+    The first points are those of ``start``. Each next point is the one where the interpolant through the
+    points so far has the largest weighted error. A point adds a row to a Newton basis, so that no system of
+    equations is solved again.
 
     Args:
         at: points (K, d).
         values: (K,), finite.
         weights: (K,), factors of the errors.
         kernel: a name in KERNELS.
-        start: indices of points that are chosen in any case, at most ``maximum``.
-        tolerance: the largest weighted error that is left; twice as large once ``usual`` points are chosen.
-        minimum, usual, maximum: numbers of points; at least ``minimum`` (fewer once all errors are 0) and at
-            most ``maximum`` are chosen.
+        start: indices of the first points, at most ``maximum``.
+        tolerance: the allowed weighted error. It is doubled once ``usual`` points are chosen.
+        minimum, usual, maximum: numbers of points. At least ``minimum`` and at most ``maximum`` are chosen;
+            fewer if the errors are only rounding.
+
+    Returns:
+        The indices of the chosen points.
     """
     phi, degree, _ = KERNELS[kernel]
     powers = monomials(at, degree)  # (K, M), M monomials at each point
     terms = powers.shape[1]
-    # The nodes are M points that determine a polynomial. They are start points, if there are twice as many of
-    # these (our choice). The pivots of a QR decomposition are nodes for which the inverse below is accurate.
+    # The nodes are M points that determine a polynomial. They are points of ``start`` if it has at least 2·M
+    # points (our choice). The pivots of a QR decomposition are nodes for which the inverse below is accurate.
     pool = start if len(start) >= 2 * terms else np.arange(len(at))
     pivots = scipy.linalg.qr(powers[pool].T, mode="r", pivoting=True)[1]
     nodes = pool[pivots[:terms]]
@@ -231,12 +234,12 @@ def follow(
             allowed_error = tolerance if len(chosen) < usual else 2 * tolerance
             if len(chosen) >= minimum and abs(weights[index] * residual[index]) <= allowed_error:
                 break
-        # φ(p, q) for each point p and the new point q, minus its polynomials in p and in q, minus its
-        # components along the rows of the basis.
+        # φ(p, q) for each point p and the new point q. Polynomials in p and in q are subtracted, so that the
+        # column is zero if p or q is a node. Then its components along the rows of the basis are subtracted.
         column = phi(np.linalg.norm(at - at[index], axis=1))
         column -= lagrange @ phi_to_nodes[index] + phi_remainder @ lagrange[index]
         column = sign * column - basis[:row, index] @ basis[:row]
-        if not column[index] > 0:  # the function passes through this point already, up to rounding
+        if not column[index] > 0:  # only rounding is left, here and at other points
             break
         basis[row] = column / np.sqrt(column[index])
         residual -= residual[index] / basis[row, index] * basis[row]
@@ -245,25 +248,36 @@ def follow(
     return np.array(chosen, dtype=int)
 
 
+def coarse_indices(shape: Sequence[int], base: int) -> Array:
+    """Return the indices of ``base`` × ``base`` points of a grid of ``shape``, the last axis fastest.
+
+    They are denser toward the ends of an axis, where an interpolant has neighbors on one side only.
+    """
+    chosen = np.zeros(shape, bool)
+    along = []
+    for count in shape:
+        even = np.linspace(-1, 1, min(base, count))
+        dense_ends = np.sin(np.pi / 2 * even)
+        along.append(np.unique(np.rint((0.5 * (even + dense_ends) + 1) / 2 * (count - 1)).astype(int)))
+    chosen[np.ix_(*along)] = True
+    return np.flatnonzero(chosen)
+
+
 def widest_holes(
-    rng: np.random.Generator,
-    exact: Array,
-    candidates: Array,
-    chosen: Sequence[int],
-    count: int,
+    rng: np.random.Generator, exact: Array, candidates: Array, chosen: Sequence[int], count: int,
     jitter: float,
-) -> list[int]:
+) -> list[int]:  # fmt: skip
     """Return ``chosen`` and ``count`` more positions in ``candidates``, in the widest holes between points.
 
-    Points are in half steps of a grid, all odd. The middle of a hole is often between points: the width at a
-    candidate is the largest distance of its corners, half a step around it, from exact and chosen points.
-    Each width is reduced by a random share.
+    Coordinates are in half steps of a grid: odd for points, even for a point's corners, half a step away.
+    The hole at a candidate is as wide as the largest distance of one of its corners from the nearest exact or
+    chosen point, reduced by a random share.
 
     Args:
         rng: the generator of the shares.
-        exact: (N, d).
+        exact: (N, d), the exact points.
         candidates: (M, d).
-        chosen: positions of candidates.
+        chosen: positions in ``candidates``.
         count: the number of further positions.
         jitter: the largest share.
     """
