@@ -30,7 +30,7 @@ from benchmarks.surfaces import (
 from landscape import InputError, Problem, Surface
 from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive, grid
-from landscape.evaluation.fit import Fit
+from landscape.evaluation.fit import Fit, quantities
 from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, follow
 from landscape.evaluation.part import part_of
 from landscape.results.shown import logarithmic
@@ -99,7 +99,7 @@ def test_an_error_of_the_logarithm_is_shown_as_one_of_the_value() -> None:
     scale = ErrorScale.of(values, Tolerance.parse("0.01"))
     fit = Fit(at, values, places, scale, [Interpolant(at[places], kernel) for kernel in KERNELS])
     fitted, errors = np.log(values), np.full(21, 0.1)
-    np.testing.assert_allclose(fit.quantity(np.arange(21)), fitted, atol=1e-9)
+    np.testing.assert_allclose(quantities({"": fit}, np.arange(21))[""], fitted, atol=1e-9)
     np.testing.assert_allclose(
         fit.in_tolerance_units(fitted, errors), values * np.expm1(errors) / 0.01, rtol=1e-12
     )
@@ -229,7 +229,7 @@ def test_grids_of_any_shape(shape: tuple[int, int]) -> None:
     found, done, outcome = interpolated(truth, Tolerance.parse(0.01), 0)
     assert done.sum() >= adaptive.first_points(shape) or done.all()
     assert np.abs(found - truth).max() <= 0.01 * max(outcome.stated["loss"], 1e-12)
-    assert set(np.flatnonzero(done)) >= set(adaptive.coarse_indices(shape))
+    assert set(np.flatnonzero(done)) >= set(adaptive.coarse_indices(shape, adaptive.BASE))
 
 
 @settings(max_examples=20)
@@ -320,6 +320,7 @@ def test_accuracy_is_left_out_where_it_is_too_rough() -> None:
 def test_an_unfinished_surface_goes_on_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
+    monkeypatch.setattr("landscape.evaluation.evaluate.block_size", lambda *_: (1000, 8))
     problem, saved = problems.mlp(), list[Surface]()
     wanted: dict[str, Any] = {"grid": (31, 29), "span": 2.0, "interpolation_tol": "0.3%"}
     whole = _contour(problem, **wanted, execution=landscape.Execution(save=saved.append))

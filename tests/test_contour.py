@@ -49,10 +49,8 @@ def test_asymmetric_quadratic_matches_its_closed_form_and_is_not_transposed() ->
 
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_weighs_a_ragged_last_chunk(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.evaluation.evaluate.CHUNK", 20)
-    monkeypatch.setattr(
-        "landscape.evaluation.evaluate.MAX_BLOCK", 4
-    )  # 15 points: the last block is ragged, too
+    # 20 samples and 4 points, of 15: the last block is ragged, too.
+    monkeypatch.setattr("landscape.evaluation.evaluate.block_size", lambda *_: (20, 4))
     problem = problems.mlp()  # 53 samples
     problem.data.chunk_size = 20
     plane = landscape.random_plane(problem, seed=1)

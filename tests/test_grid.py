@@ -35,7 +35,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves are as frequent as may be, on the batched path after four points."""
     monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
-    monkeypatch.setattr(evaluate, "MAX_BLOCK", 4)
+    monkeypatch.setattr(evaluate, "block_size", lambda *_: (1000, 4))  # samples, points
 
 
 def on_from(previous: Surface) -> landscape.Execution:

@@ -66,7 +66,7 @@ def test_an_interruption_keeps_what_was_saved(
 ) -> None:
     monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
-    monkeypatch.setattr("landscape.evaluation.evaluate.MAX_BLOCK", 4)
+    monkeypatch.setattr("landscape.evaluation.evaluate.block_size", lambda *_: (1000, 4))
     monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_POINTS", 2)
     analysis, plane = getattr(landscape, kind), landscape.random_plane(problem)
 
