@@ -57,8 +57,8 @@ def loop(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, one: Trainer, rank: int
 ) -> Callable[[], object]:
     """A user's loop, with the minibatches of ``one``."""
-    assert one.train.tensors is not None
-    x, y = one.train.tensors
+    assert one.train_problem.tensors is not None
+    x, y = one.train_problem.tensors
 
     def run() -> None:
         for t in range(1, STEPS + 1):

@@ -118,8 +118,8 @@ def convolutional() -> None:
         ),
         device=DEVICE,
     )  # fmt: skip
-    assert learners.train.tensors is not None
-    x, y = learners.train.tensors
+    assert learners.train_problem.tensors is not None
+    x, y = learners.train_problem.tensors
     model = resnet18().train().to(DEVICE)
 
     def plain() -> None:

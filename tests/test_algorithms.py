@@ -236,12 +236,11 @@ def test_parts_of_a_network_are_drawn_alike_and_fragments_are_its_layers() -> No
     values = SMALL | changes | {"model": {"name": "mlp", "widths": [6, 8, 8, 3]}}
     trainer = Trainer(recipe.from_values(values))
     assert isinstance(trainer.rule, StreamingDiLoCo)
-    layers = {s.name.split(".")[0]: s for s in trainer.train.layout.slots if s.role == "bias"}
-    found = [
-        [name for name, slot in layers.items() if slot.offset in part] for part in trainer.rule.fragments
-    ]
+    layout, fragments = trainer.train_problem.layout, trainer.rule.fragments
+    layers = {s.name.split(".")[0]: s for s in layout.slots if s.role == "bias"}
+    found = [[name for name, slot in layers.items() if slot.offset in part] for part in fragments]
     assert found == [[*layers][::2], [*layers][1::2]]
-    assert sorted(torch.cat(trainer.rule.fragments).tolist()) == list(range(trainer.train.layout.size))
+    assert sorted(torch.cat(fragments).tolist()) == [*range(layout.size)]
     with pytest.raises(
         InputError, match=r"algorithm\.fragments: 4 is not allowed, it must be ≤ 3, the number"
     ):

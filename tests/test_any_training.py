@@ -172,14 +172,14 @@ def chosen(model: str, **changes: Any) -> recipe.Recipe:
 
 def textbook(trainer: Trainer) -> Tensor:
     """(n, P) after STEPS of DPSGD with full averaging, by a module a learner, backward and a step."""
-    modules = [copy.deepcopy(trainer.train.model).train() for _ in range(LEARNERS)]
-    assert trainer.train.resident is not None
-    x, y = trainer.train.resident
+    modules = [copy.deepcopy(trainer.train_problem.model).train() for _ in range(LEARNERS)]
+    assert trainer.train_problem.resident is not None
+    x, y = trainer.train_problem.resident
     for t in range(1, STEPS + 1):
         rows = torch.randint(len(y), (LEARNERS, BATCH), generator=generator(0, "batch", t))
         for module, each in zip(modules, rows, strict=True):
             module.zero_grad()
-            trainer.train.criterion(module(x[each]), y[each]).backward()
+            trainer.train_problem.criterion(module(x[each]), y[each]).backward()
         with torch.no_grad():
             for each in zip(*(m.parameters() for m in modules), strict=True):
                 mean = torch.stack([p.data for p in each]).mean(0)

@@ -58,17 +58,17 @@ def statistics(module: nn.Module) -> dict[str, Tensor]:
 
 def module_of(trainer: Trainer) -> nn.Module:
     """The run's network as it starts, as a plain module in training mode."""
-    module = copy.deepcopy(trainer.train.model).train()
-    load(module, trainer, trainer.train.weights)
+    module = copy.deepcopy(trainer.train_problem.model).train()
+    load(module, trainer, trainer.train_problem.weights)
     return module
 
 
 def load(module: nn.Module, trainer: Trainer, theta: Tensor) -> None:
-    module.load_state_dict(trainer.train.layout.views(theta), strict=False)
+    module.load_state_dict(trainer.train_problem.layout.views(theta), strict=False)
 
 
 def gradient_of(module: nn.Module, trainer: Trainer) -> Tensor:
-    named, layout = dict(module.named_parameters()), trainer.train.layout
+    named, layout = dict(module.named_parameters()), trainer.train_problem.layout
     return layout.flatten({s.name: named[s.name].grad for s in layout.slots})
 
 
@@ -81,9 +81,9 @@ def same_tensors(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], **nea
 @pytest.mark.parametrize(("algorithm", "accumulate"), [("ssgd", 1), ("dpsgd", 1), ("dpsgd", 2)])
 def test_learners_train_as_modules_of_their_own(algorithm: str, accumulate: int) -> None:
     trainer = Trainer(chosen(algorithm={"name": algorithm}, accumulate=accumulate))
-    x, y = trainer.train.tensors or ()
+    x, y = trainer.train_problem.tensors or ()
     modules = [module_of(trainer) for _ in range(3)]
-    weights = trainer.train.weights.repeat(3, 1)
+    weights = trainer.train_problem.weights.repeat(3, 1)
     for t in range(1, 13):
         rows = torch.randint(len(y), (3, 12), generator=generator(0, "batch", t))
         points = weights.mean(0).expand(3, -1) if algorithm == "ssgd" else weights
@@ -108,29 +108,29 @@ def test_learners_train_as_modules_of_their_own(algorithm: str, accumulate: int)
 def test_the_mean_has_statistics_of_its_own_everywhere(ended: tuple[Checkpoint, Path]) -> None:
     end, path = ended
     trainer = Trainer(chosen())
-    x, _ = trainer.train.tensors or ()
+    x, _ = trainer.train_problem.tensors or ()
     module = module_of(trainer)
     load(module, trainer, end.mean)
-    inputs = [(x[part],) for part in sample_parts(trainer.train.samples, 100)]
+    inputs = [(x[part],) for part in sample_parts(trainer.train_problem.samples, 100)]
     torch.optim.swa_utils.update_bn(inputs, module)
     for name, value in statistics(module).items():
         if "tracked" not in name:
             torch.testing.assert_close(end.mean_buffers[name], value, rtol=1e-10, atol=1e-12)
             assert float((end.buffers[name].mean(0) - value).abs().max()) > 1e-4
             assert float((end.buffers[name] - value).abs().amax(1).min()) > 1e-4
-    x, y = trainer.test.tensors or ()
+    x, y = trainer.test_problem.tensors or ()
     tested = F.cross_entropy(module.eval()(x), y).detach()
     assert end.history["test_loss"][-1] == pytest.approx(float(tested), rel=1e-10)
     # The file holds all of it, and an analysis takes what belongs to its weights.
     read = Checkpoint.load(path)
     same_tensors(read.buffers, end.buffers)
     same_tensors(read.mean_buffers, end.mean_buffers)
-    network = trainer.train.model
+    network = trainer.train_problem.model
     problem = read.problem("test", model=network, dtype=torch.float64)
     assert problem.loss() == pytest.approx(float(tested), rel=1e-12)
     own = read.problem("test", learner=1, model=network, dtype=torch.float64)
     assert torch.equal(dict(own.model.named_buffers())["1.running_var"], end.buffers["1.running_var"][1])
-    state = {k: v[1] for k, v in read.buffers.items()} | trainer.train.layout.views(end.weights[1])
+    state = {k: v[1] for k, v in read.buffers.items()} | trainer.train_problem.layout.views(end.weights[1])
     expected = F.cross_entropy(functional_call(module.eval(), state, (x,)), y).detach()
     assert own.loss() == pytest.approx(float(expected), rel=1e-12)
     # Without recorded statistics they come from all of the training set.
@@ -169,43 +169,41 @@ def test_a_run_of_two_processes_is_saved_whole_and_goes_on_in_one(tmp_path: Path
 def test_g_is_the_gradient_of_the_loss_with_each_batchs_statistics() -> None:
     trainer = Trainer(chosen())
     module = module_of(trainer)
-    x, y = trainer.train.tensors or ()
-    theta = trainer.train.weights + 0.05 * torch.randn(trainer.train.layout.size, dtype=torch.float64)
+    x, y = trainer.train_problem.tensors or ()
+    start = trainer.train_problem.weights
+    theta = start + 0.05 * torch.randn(len(start), dtype=torch.float64)
     load(module, trainer, theta)
     parts = torch.randperm(200, generator=generator(0, "decompose")).tensor_split(17)  # of 11 and 12 samples
     loss = sum(F.cross_entropy(module(x[part]), y[part]) * len(part) / 200 for part in parts)
     assert isinstance(loss, Tensor)
     loss.backward()
-    layout, expected = trainer.train.layout, gradient_of(module, trainer)
+    layout, expected = trainer.train_problem.layout, gradient_of(module, trainer)
     g = trainer.decomposer.gradient.at(theta, 1)
     torch.testing.assert_close(g.rows[0], expected, rtol=1e-10, atol=1e-12)
     assert g.loss == pytest.approx(float(loss.detach()), rel=1e-12)
     # Minibatches that are those parts have g as the mean of their gradients, and no noise.
     order = torch.cat([part for part in parts if len(part) == 12])
-    few = landscape.Problem(trainer.train.model, F.cross_entropy, (x[order], y[order]), dtype=torch.float64)
+    network, data = trainer.train_problem.model, (x[order], y[order])
+    few = landscape.Problem(network, F.cross_entropy, data, dtype=torch.float64)
     n = len(order) // 12
     own = torch.empty(n, layout.size, dtype=torch.float64)
     xs, ys = few.gather(torch.arange(len(order)).view(n, 12))
     training = Training({}, lambda learner, micro: 0)
     trainer.stack.gradients(theta.expand(n, -1), xs, ys, out=own, training=training)
-    whole = (
-        sum(
-            trainer.decomposer.gradient.problem.subset(order[i * 12 : i * 12 + 12]).gradient(theta)
-            for i in range(n)
-        )
-        / n
-    )
-    torch.testing.assert_close(own.mean(0), whole, rtol=1e-10, atol=1e-12)
+    problem = trainer.decomposer.gradient.problem
+    gradients = [problem.subset(part).gradient(theta) for part in order.split(12)]
+    torch.testing.assert_close(own.mean(0), sum(gradients) / n, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow
 def test_sampled_g_is_the_expected_gradient_of_a_minibatch() -> None:
     """960 estimates from a batch each against 960 minibatches, in units of their standard error."""
     trainer = Trainer(chosen())
-    theta = trainer.train.weights + 0.05
+    theta = trainer.train_problem.weights + 0.05
     estimator = dataclasses.replace(trainer.decomposer.gradient, samples=192)
     estimates = torch.cat([estimator.at(theta, t).rows.clone() for t in range(60)])
-    drawn = trainer.train.gather(torch.randint(200, (960, 12), generator=torch.Generator().manual_seed(1)))
+    indices = torch.randint(200, (960, 12), generator=torch.Generator().manual_seed(1))
+    drawn = trainer.train_problem.gather(indices)
     own = torch.empty_like(estimates)
     trainer.stack.gradients(
         theta.expand(960, -1), *drawn, out=own, training=Training({}, lambda learner, micro: 0)
@@ -218,12 +216,12 @@ def test_sampled_g_is_the_expected_gradient_of_a_minibatch() -> None:
 
 def test_dropout_is_drawn_for_each_learner_step_and_microbatch() -> None:
     trainer = Trainer(chosen(model=DROPOUT | {"dropout": 0.5}))
-    x, y = trainer.train.gather(torch.arange(12))
+    x, y = trainer.train_problem.gather(torch.arange(12))
     same = [t.expand(3, *t.shape) for t in (x, y)]
-    points = trainer.train.weights.expand(3, -1)
+    points = trainer.train_problem.weights.expand(3, -1)
 
     def gradients(step: int) -> Tensor:
-        out = torch.empty(3, trainer.train.layout.size, dtype=torch.float64)
+        out = torch.empty(3, trainer.train_problem.layout.size, dtype=torch.float64)
         trainer.stack.gradients(points, *same, out=out, training=trainer.buffers.training(step))
         return out
 
@@ -236,7 +234,8 @@ def test_dropout_is_drawn_for_each_learner_step_and_microbatch() -> None:
     assert not torch.equal(first[0], first[1])
     seeds = {trainer.buffers.training(t).seed(j, i) for t in (1, 2) for j in range(3) for i in range(3)}
     assert len(seeds) == 18
-    assert trainer.test.loss() == trainer.test.loss()  # no dropout where the network is judged
+    # There is no dropout where the network is judged.
+    assert trainer.test_problem.loss() == trainer.test_problem.loss()
 
 
 def test_a_diverged_run_keeps_the_statistics_of_its_last_finite_state() -> None:

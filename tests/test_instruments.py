@@ -70,7 +70,7 @@ def ratio(above: list[float], below: list[float]) -> tuple[float, float]:
 def test_the_columns_are_those_of_dense_matrices(tiny: Path, algorithm: dict[str, Any]) -> None:
     values = values_of(tiny, algorithm=algorithm, steps=12, checkpoint={"every": 6})
     trainer, end, saved = measured(values)
-    sample, whole, n = trainer.monitor.run.sample.problem, trainer.train, 4
+    sample, whole, n = trainer.monitor.run.sample.problem, trainer.train_problem, 4
     assert sample.samples == ALL["samples"]
     assert [end.units[c] for c in ("noise_scale", "batch_sharpness", "disagreement_cost", "spread_share_se")] == [
         "samples", "nat", "nat", "1",
@@ -233,7 +233,7 @@ def test_the_preconditioner_is_that_of_the_optimizers_state(tiny: Path, name: st
     root = seen.diagonal.double().rsqrt()
     top = float(
         torch.linalg.eigvalsh(
-            root[:, None] * problems.textbook_hessian(problems.at(trainer.train, end.mean)) * root
+            root[:, None] * problems.textbook_hessian(problems.at(trainer.train_problem, end.mean)) * root
         )[-1]
     )
     # LARS's P hangs on minibatches that are drawn anew.
@@ -359,7 +359,7 @@ def test_with_batchnorm_it_is_that_of_the_loss_that_training_descends() -> None:
     values = np.linalg.eigvalsh(dense_hessian(problem, average(end.weights)).numpy())
     residual = end.history["lambda_max_residual"][-1]
     assert end.history["lambda_max"][-1] == pytest.approx(values[-1], abs=residual + 1e-9)
-    x, _ = trainer.train.subset(torch.arange(12)).resident or ()
+    x, _ = trainer.train_problem.subset(torch.arange(12)).resident or ()
     model = problem.call(problem.layout.views(average(end.weights)), x)
     module = module_of(trainer)  # in training mode: the batch's own statistics
     load(module, trainer, average(end.weights))

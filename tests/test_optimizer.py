@@ -170,7 +170,7 @@ def test_the_decomposition_holds_for_every_optimizer(tiny: Path, name: str, rule
     trainer = Trainer(chosen(tiny, **given))
     for t in range(1, 13):
         before = trainer.weights.mean(0)
-        g = trainer.train.gradient(before)
+        g = trainer.train_problem.gradient(before)
         trainer._step(t)
         d, row = trainer.weights.mean(0) - before, trainer.history.rows[-1]
         assert row["displacement2"] == pytest.approx(float(d @ d), rel=1e-9)
@@ -255,7 +255,7 @@ def each_by_torch(trainer: Trainer, kind: type[torch.optim.Optimizer], options: 
     r = trainer.recipe
     modules = [landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh").double() for _ in range(4)]
     for module in modules:
-        torch.nn.utils.vector_to_parameters(trainer.train.weights.clone(), module.parameters())
+        torch.nn.utils.vector_to_parameters(trainer.train_problem.weights.clone(), module.parameters())
     optimizers = [kind(m.parameters(), lr=r.lr, **options) for m in modules]  # type: ignore[call-arg]
 
     def vectors() -> Tensor:
@@ -266,7 +266,7 @@ def each_by_torch(trainer: Trainer, kind: type[torch.optim.Optimizer], options: 
         before = vectors()
         for j, (module, each) in enumerate(zip(modules, optimizers, strict=True)):
             for group in each.param_groups:
-                group["lr"] = r.rate(t, trainer.train.samples)
+                group["lr"] = r.rate(t, trainer.train_problem.samples)
             each.zero_grad()
             torch.nn.functional.cross_entropy(module(x[j]), y[j]).backward()
             each.step()

@@ -329,9 +329,9 @@ def test_what_is_no_start_is_one_line(command: Command, tiny: Path, first: Path,
 def test_all_samples_at_each_step_are_gradient_descent(tiny: Path) -> None:
     settings = ["algorithm={name='ssgd'}", "sampling=all", "batch=200", "dtype=float64", "steps=10"]
     trainer = Trainer(recipe.read(str(tiny), settings))
-    theta = trainer.train.weights
+    theta = trainer.train_problem.weights
     for _ in range(10):
-        theta = theta - 0.2 * trainer.train.gradient(theta)
+        theta = theta - 0.2 * trainer.train_problem.gradient(theta)
     torch.testing.assert_close(trainer.run().mean, theta, rtol=1e-12, atol=1e-12)
 
 
@@ -355,7 +355,7 @@ def test_learners_have_parts_of_measured_heterogeneity(split: str, samples: int,
     settings = {"dtype": "float64", "steps": 3, "decompose.every": 1, "decompose.samples": samples}
     trainer = Trainer(recipe.read(str(tiny), settings | {"data.split": split}))
     assert trainer.parts is not None
-    problem, parts = trainer.train, trainer.parts.indices
+    problem, parts = trainer.train_problem, trainer.parts.indices
     assert sorted(torch.cat(parts).tolist()) == list(range(200))
     weights, expected = trainer.weights.clone(), []
     for t in range(1, 4):
@@ -495,8 +495,8 @@ def test_all_samples_of_equal_parts_are_each_learners_own(tiny: Path) -> None:
     settings = {"sampling": "all", "batch": 200, "data.split": "sizes(0.25, 0.25, 0.25, 0.25)", "steps": 1}
     trainer = Trainer(recipe.read(str(tiny), settings | {"dtype": "float64"}))
     assert trainer.parts is not None
-    start = trainer.train.weights
-    own = [trainer.train.subset(part).gradient(start) for part in trainer.parts.indices]
+    start = trainer.train_problem.weights
+    own = [trainer.train_problem.subset(part).gradient(start) for part in trainer.parts.indices]
     torch.testing.assert_close(trainer.run().weights, start - 0.2 * torch.stack(own))
 
 

@@ -350,7 +350,7 @@ def calibrate(
         decompose=Decompose(every=0), evaluate=Evaluate(every=0),
     )  # fmt: skip
     trainer = Trainer(measured_recipe, device=device, data_dir=data_dir, dataset=dataset)
-    trainer.rule = rule = _TimedSSGD(recipe.seed, trainer.train.device)
+    trainer.rule = rule = _TimedSSGD(recipe.seed, trainer.train_problem.device)
     trainer.comm = rule.comm = _NoExchange()
     weights = trainer.weights
     parameters = weights.shape[1]
@@ -370,7 +370,7 @@ def calibrate(
         torch.add(weights, noise.to(weights), alpha=0.1)  # 0.1: any σ takes as long
 
     def draw_indices() -> None:
-        torch.randint(trainer.train.samples, (1000, 100), generator=generator(0, "batch", 1))
+        torch.randint(trainer.train_problem.samples, (1000, 100), generator=generator(0, "batch", 1))
 
     if dist.is_initialized():  # processes that are measured together begin at the same time
         dist.barrier()

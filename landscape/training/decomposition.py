@@ -49,7 +49,7 @@ class Gradient:
     def project(self, vectors: Sequence[Tensor]) -> Projection:
         """Return the projections on g of m vectors (P_share,) that do not depend on the estimates."""
         k, m = len(self.rows), len(vectors)
-        products = self.comm.totals(_products([*self.rows, *vectors]))
+        products = self.comm.totals(_inner_products([*self.rows, *vectors]))
         gg = products[:k, :k]  # ⟨g_r, g_s⟩ (k, k) of the estimates
         dots = products[:k, k:].T  # ⟨v_i, g_r⟩ (m, k)
         pairs = products[k:, k:]  # ⟨v_i, v_j⟩ (m, m)
@@ -64,7 +64,7 @@ class Gradient:
         norm2 = float(gg) or float("nan")
         # Products of the orthogonal parts, as a difference pairs − … would lose small ones to rounding.
         along = dots[:, 0] / norm2
-        across = self.comm.totals(_products([self.rows[0], *vectors], along))[1:, 1:]
+        across = self.comm.totals(_inner_products([self.rows[0], *vectors], along))[1:, 1:]
         zero = torch.zeros_like(across)
         return Projection(norm2, 0.0, along, zero[0], pairs, across, zero)
 
@@ -109,7 +109,7 @@ def step_columns(loss: float, d: Projection) -> dict[str, float]:
     }
 
 
-def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
+def _inner_products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
     """Return the inner products (m, m) of ``vectors`` in float64.
 
     With ``along`` (m − 1,): the products of v_0 and of all v_i − along_i v_0.
@@ -158,7 +158,7 @@ class GradientEstimator:
         if self.samples == 0 and batch:
             cut = fixed_batches(problem.samples, batch, self.seed)
             loss, gradient = _summed(problem, weights, cut[comm.share(len(cut))], problem.samples)
-            return Gradient(comm.total(loss)[0], comm.part_sum(gradient, "g")[None], comm)
+            return Gradient(comm.total(loss)[0], comm.share_of_sum(gradient, "g")[None], comm)
         if self.samples == 0:
             part = problem.subset(comm.share(problem.samples)) if comm.size > 1 else problem
             weight = part.terms / problem.terms
@@ -167,7 +167,7 @@ class GradientEstimator:
                 loss, gradient = part.loss_and_gradient(weights, out=memory)
             else:  # no sample of this process's share is a term of the loss
                 loss, gradient = 0.0, memory.zero_()
-            exact = comm.part_sum(gradient.mul_(weight), "g")
+            exact = comm.share_of_sum(gradient.mul_(weight), "g")
             return Gradient(comm.total(loss * weight)[0], exact[None], comm)
         random_numbers = generator(self.seed, "decompose", step)
         shape = (GROUPS, self.samples // GROUPS)
@@ -178,36 +178,38 @@ class GradientEstimator:
     def heterogeneity(self, weights: Tensor, step: int, g: Gradient, parts: Parts) -> dict[str, float]:
         """Return the heterogeneity n⁻¹ Σ_j ‖∇L_j − ∇L‖² at ``weights`` = w_a (P,), and its standard error.
 
-        L_j is the loss on the part of the training set that ``parts`` gives to learner j. If ``g``, the
-        gradient ∇L at ``weights``, is exact, the result is exact. Otherwise each ∇L_j is estimated from
-        GROUPS = 16 independent groups of samples. All groups of all learners together have about as many
-        samples as the estimate ``g``, but each group has at least one sample or, with BatchNorm, one batch.
-        An estimate of ∇L is the mean of the learners' estimates, each weighted by the number of loss terms in
-        the learner's part.
+        L_j is the loss on the samples that ``parts`` gives to learner j. If ``g``, the gradient ∇L at
+        ``weights``, is exact, the result is exact. Otherwise each ∇L_j is estimated GROUPS = 16 times, from
+        independent groups of samples. All groups of all learners together have about as many samples as the
+        estimate ``g``, but each group has at least one sample or, with BatchNorm, one batch. An estimate of
+        ∇L is the weighted mean of the learners' estimates. A learner's weight is the number of loss terms of
+        the learner's samples.
         """
         n = len(parts.indices)
         if g.exact:
             squares = 0.0
             for j, indices in enumerate(parts.indices):
                 difference = self._part_gradient(weights, indices, j).sub_(g.rows[0])
-                squares += float(_products([difference])[0, 0])  # over this process's coordinates
+                # ‖difference‖² over this process's coordinates: one vector has one inner product.
+                squares += float(_inner_products([difference])[0, 0])
             (total,) = self.comm.total(squares)
             return {"heterogeneity": total / n, "heterogeneity_se": 0.0}
         sample_terms = self.problem.data.sample_terms  # None: one term for each sample
         terms = [float(len(i) if sample_terms is None else sample_terms[i].sum()) for i in parts.indices]
         # The rows of R_j are the GROUPS estimates of ∇L_j, in this process's share of the P coordinates. The
         # rows of S = Σ_j (terms_j/Σ_i terms_i) R_j are the estimates of ∇L.
-        mean_rows = weighted_rows = torch.zeros(())  # the first addition gives them the shape of R_j
+        # ``mean_rows`` is Σ_j R_j/n, and ``weighted_rows`` is S. Additions give both the shape of R_j.
+        mean_rows, weighted_rows = torch.zeros(()), torch.zeros(())
         mean_products = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)  # Σ_j R_j R_jᵀ/n
         for j, indices in enumerate(parts.indices):
             rows = self._part_estimates(weights, indices, step, j, n)
-            mean_products += _products([*rows]).cpu() / n
+            mean_products += _inner_products([*rows]).cpu() / n
             mean_rows = mean_rows + rows / n
             weighted_rows = weighted_rows + rows * (terms[j] / sum(terms))
-        # ``kernel`` is Σ_j (R_j − S)(R_j − S)ᵀ/n. Only the expectation of its off-diagonal
-        # entries is the heterogeneity: on the diagonal, an estimate's error is multiplied by itself.
-        products = _products([*mean_rows, *weighted_rows]).cpu()  # (2 GROUPS, 2 GROUPS)
+        products = _inner_products([*mean_rows, *weighted_rows]).cpu()  # (2 GROUPS, 2 GROUPS)
         cross, weighted_products = products[:GROUPS, GROUPS:], products[GROUPS:, GROUPS:]
+        # ``kernel`` is Σ_j (R_j − S)(R_j − S)ᵀ/n. The expectation of each off-diagonal entry is the
+        # heterogeneity. On the diagonal an estimate's error is multiplied by itself.
         kernel = self.comm.totals(mean_products - cross - cross.T + weighted_products)
         return {"heterogeneity": float(pair_mean(kernel)), "heterogeneity_se": float(standard_error(kernel))}
 
@@ -226,7 +228,7 @@ class GradientEstimator:
             problem = self.problem.subset(indices.to(self.problem.device))
             gradient.add_(problem.loss_and_gradient(weights)[1], alpha=problem.terms)
             terms += problem.terms
-        return comm.part_sum(gradient, "∇L_j").div_(comm.total(terms)[0])
+        return comm.share_of_sum(gradient, "∇L_j").div_(comm.total(terms)[0])
 
     def _part_estimates(self, weights: Tensor, samples: Tensor, step: int, learner: int, n: int) -> Tensor:
         """Return independent estimates of ∇L_j (GROUPS, P_share) from draws of ``samples``."""
@@ -314,23 +316,26 @@ class Decomposer:
     divided: Parts | None = None
 
     def begin(
-        self, weights: Tensor, x: Any, y: Any, gradients: Tensor, step: int, split: bool = True,
+        self, weights: Tensor, x: Any, y: Any, gradients: Tensor, step: int, split_noise: bool = True,
         at_mean: bool = False, training: Training | None = None,
     ) -> Columns:  # fmt: skip
         """Begin to decompose a step: compute everything that does not need the new weights.
 
-        Always computed is g = ∇L(w_a), where w_a is the mean of the learners' weights. The terms of Eq. 4 of
-        DPSGD-2020 also need g_S, the mean over the learners of their minibatch gradients at w_a, and δ, the
-        mean of ``gradients`` minus g_S. For a divided training set the heterogeneity is computed, too.
+        Always computed is g = ∇L(w_a), where w_a is the mean of the learners' weights. A step d of w_a has
+        the effective learning rate α_e and the noise Δ = ‖d + α_e g‖² (DPSGD-2020, Eq. 3). Eq. 4 splits Δ
+        into terms. The terms need g_S, the mean over the learners of their minibatch gradients at w_a, and δ,
+        the mean of ``gradients`` minus g_S. For a divided training set the heterogeneity is computed, too.
 
         Args:
             weights: the learners' weights (n, P) at the start of the step.
             x, y: the learners' minibatches, for their gradients at w_a.
-            gradients: the learners' minibatch gradients (n, P), at the points where the rule takes gradients.
+            gradients: the learners' minibatch gradients (n, P) in this step. Some update rules take gradients
+                at other weights than ``weights``, such as older ones.
             step: counted from 1.
-            split: whether to split the noise Δ into the terms of Eq. 4. They hold only for steps of −α ×
-                gradient: without momentum or weight decay, and not for LARS, LAMB or ``torch.optim``.
-            at_mean: whether the rule took all gradients at w_a, so that δ = 0.
+            split_noise: whether to split Δ into the terms of Eq. 4. The terms hold only if the learners step
+                by −α times a gradient: without momentum or weight decay, and not for LARS, LAMB or
+                ``torch.optim``.
+            at_mean: whether all ``gradients`` were taken at w_a, so that δ = 0.
             training: the options of training mode for ``gradients``; None: they were computed in eval mode.
 
         Returns:
@@ -340,21 +345,22 @@ class Decomposer:
         mean_weights = comm.mean(weights)
         g = self.gradient.at(mean_weights, step)
         vectors: list[Tensor] = []  # [g_S, δ]; [g_S] if δ = 0; [] without the terms of Eq. 4
-        if split and at_mean:
-            vectors = [comm.part_mean(gradients, "g_S")]
-        elif split:
+        # share_of_mean() averages over all learners; each process keeps its share of the P coordinates.
+        if split_noise and at_mean:
+            vectors = [comm.share_of_mean(gradients, "g_S")]
+        elif split_noise:
             gradients_at_mean = comm.buffer("gradients at w_a", gradients)
             if training is not None:  # a pass at w_a must not change the learners' running statistics
                 training = dataclasses.replace(training, buffers={})
             points = mean_weights.expand_as(gradients)
             self.stack.gradients(points, x, y, out=gradients_at_mean, training=training)
-            delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)
-            vectors = [comm.part_mean(gradients_at_mean, "g_S"), delta]
+            delta = comm.share_of_mean(gradients, "δ", minus=gradients_at_mean)
+            vectors = [comm.share_of_mean(gradients_at_mean, "g_S"), delta]
         columns = self.gradient.heterogeneity(mean_weights, step, g, self.divided) if self.divided else {}
 
         def columns_of_step(new_weights: Tensor, lr: float) -> dict[str, float]:
-            # The mean of the differences: a difference of two means would have the rounding of both.
-            displacement = comm.part_mean(new_weights, "d", minus=weights)
+            # d is the mean of the differences, because a difference of two means has two rounding errors.
+            displacement = comm.share_of_mean(new_weights, "d", minus=weights)
             return columns | _columns(g, displacement, vectors, lr)
 
         return columns_of_step

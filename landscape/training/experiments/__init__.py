@@ -94,8 +94,10 @@ def critical_batch(
         scaling: how the learning rate grows with the batch: "linear", "sqrt" or "none". Default: "sqrt" for
             optimizers that divide by the size of the gradient, else "linear".
         seed: the seed of the minibatches of the first branch; the next branches take the next numbers.
-        device: the device on which branches train; default: that of ``run.using``, or the CPU.
-        data_dir: the folder of data sets; default: that of ``run.using``, or as for :func:`landscape.train`.
+        device: the device on which branches train; default: the device that ``run.using`` has set, or the
+            CPU.
+        data_dir: the folder of data sets; default: the folder that ``run.using`` has set, or as for
+            :func:`landscape.train`.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -115,7 +117,7 @@ def critical_batch(
         ([250, 500], [20, 10])
     """
     options.fit("run", run, Checkpoint)  # raises InputError for another type
-    device = device or run.source.get("device") or "cpu"
+    device = device or run.source.get("device") or "cpu"  # ``run.using`` stores its options in ``source``
     data_dir = data_dir or run.source.get("data_dir")
     # The run's recipe with a constant learning rate, and without measurements during the run.
     recipe = continued(run, schedule=Schedule())
@@ -147,7 +149,8 @@ def critical_batch(
         loss_tol=loss_tol,
         scaling=scaling,
         seed=seed,
-        **setting(trainer.train),  # of the last branch, as of all: samples, precision, BatchNorm, loss
+        # Number of samples, precision, BatchNorm and name of the loss: the same in all branches.
+        **setting(trainer.train_problem),
         **about,
     )
 
@@ -245,8 +248,9 @@ def preconditioner(
 
     Args:
         run: a checkpoint of ``landscape train``.
-        problem: the run's problem; LARS takes gradients of it, on minibatches of the run's total batch if the
-            update rule is synchronous, otherwise of one learner's batch.
+        problem: the run's problem. For LARS, gradients of this problem are computed on minibatches. These
+            have the size of the run's total batch if the update rule is synchronous, otherwise the size of
+            one learner's minibatch.
         learner: the number of the learner whose state and weights are used; "mean": the mean weights w_a and
             the state averaged over the learners (our choice; with SSGD all states are equal).
         seed: the seed of the minibatches for LARS.
@@ -278,7 +282,7 @@ def preconditioner(
         weights = run.mean
         state = state_preconditioner.mean_of(run.optimizer, lambda _name, rows: average(rows))
     weights = weights.to(problem.weights)
-    # One part is enough: this function draws random numbers for one purpose.
+    # ``part=0``: this function needs only one of the independent streams of random numbers of a seed.
     return state_preconditioner.preconditioner_at(weights, state, run.step, run.lr, stream(seed, part=0))
 
 
@@ -292,8 +296,9 @@ class StatePreconditioner:
 
     Args:
         recipe: the run's recipe.
-        problem: the run's problem; LARS takes gradients of it, on minibatches of the run's total batch if the
-            update rule is synchronous, otherwise of one learner's batch.
+        problem: the run's problem. For LARS, gradients of this problem are computed on minibatches. These
+            have the size of the run's total batch if the update rule is synchronous, otherwise the size of
+            one learner's minibatch.
         where: the option or instrument that needs P; messages begin with this word.
 
     Raises:
@@ -376,15 +381,15 @@ def stability(
     Args:
         problem: the loss; or a run.
         delays: gradient delays τ (steps); default: 0; for a run with a delay also 1, 3, 7, 31 and this delay.
-        momentum: m of ordinary momentum, and of the shifted form v_{t+1} = m v_{t−τ} − ηg of Delay-2019; 0.9
-            is usual.
+        momentum: m of ordinary momentum, and of shifted momentum, v_{t+1} = m v_{t−τ} − ηg (the paper
+            Delay-2019); 0.9 is usual.
         lr: the learning rate η, for the picture of ηλ_max; default: the run's.
         own_limit, own_delay: the largest stable ηλ of the run's update rule, and its delay in steps; default:
             computed from the run.
         precondition: the positive diagonal P, in a form that :func:`landscape.spectrum` takes; True: P of the
             run's optimizer. λ_max is then that of P^{-1/2} H P^{-1/2}, and the limits hold for steps
-            v ← m v + g, w ← w − η P⁻¹ v. The learning rate and the limit that belong to P replace ``lr`` and
-            ``own_limit``; they are NaN if P has none.
+            v ← m v + g, w ← w − η P⁻¹ v. ``lr`` and ``own_limit`` are then not used: the result has the
+            learning rate and the limit of P, NaN if they are unknown, as for a tensor.
         residual_tol: the allowed residual of λ_max, relative to λ_max.
         seed: the seed of the vector with which the eigenvalue iteration starts.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
@@ -408,8 +413,8 @@ def stability(
     run = problem if isinstance(problem, Checkpoint) else None
     problem = problem_of(problem)
     run_lr, run_limit, run_delay = operating_point(run)
-    lr = run_lr if lr is None else lr
-    own_limit = run_limit if own_limit is None else own_limit
+    lr = run_lr if lr is None else lr  # NaN: not known
+    own_limit = run_limit if own_limit is None else own_limit  # None: not known
     own_delay = run_delay if own_delay is None else own_delay
     if delays is None:
         delays = [own_delay, *DELAYS] if own_delay else [0]
@@ -443,8 +448,10 @@ def stability(
     )
 
 
-def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
-    """Return the preconditioner of the user's ``optimizer`` for ``parameters``; None before the first step.
+def own_loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
+    """Return the preconditioner of ``optimizer``, which trains ``parameters`` in a user's own training loop.
+
+    None before the first step.
 
     Raises:
         InputError: for an optimizer other than torch's Adam, AdamW and RMSprop, for no optimizer (None), or
@@ -454,8 +461,9 @@ def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> P
     names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
     groups = [{}] if optimizer is None else optimizer.param_groups
     options = {name: groups[0][name] for name in names if name in groups[0]}
-    # (m, form, rate_factor): the optimizer makes the steps of SGD with momentum m, in this form of momentum,
-    # and with learning rate rate_factor·η, divided by P. For Adam m = β₁ and rate_factor = 1 − β₁.
+    # (m, form, rate_factor): SGD with momentum m, in this form of momentum, and with the learning rate
+    # rate_factor·η makes the same steps if its steps are divided by the preconditioner. For Adam m = β₁ and
+    # rate_factor = 1 − β₁.
     sgd_equivalent = optimizers.torch_preconditioned(optimizer_class, options)  # None: another optimizer
     options_differ = any(group.get(name) != value for group in groups for name, value in options.items())
     if sgd_equivalent is None or options_differ:
@@ -468,7 +476,7 @@ def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> P
     states = [optimizer.state.get(p, {}) for p in parameters]
     if not all("step" in state for state in states):
         return None
-    # The tensors of the state by name, each (1, P): one row, because there is one learner.
+    # The tensors of the state by name, each (1, P) for the P weights: one row, as there is one learner.
     keys = [key for key, value in states[0].items() if value is not None and key != "step"]
     rows = {key: torch.cat([state[key].detach().flatten() for state in states])[None] for key in keys}
     # For each weight the number of its steps (1, P). A parameter without a gradient has made fewer steps.

@@ -67,7 +67,7 @@ class NoiseScale(Instrument):
 
     def see(self, step: int, points: Tensor, rows: Tensor) -> None:
         comm = self.run.comm
-        mean = comm.part_sum(rows.sum(0), "noise scale")
+        mean = comm.share_of_sum(rows.sum(0), "noise scale")
         if self._between:
             flat = rows.flatten()
             noise = inner(flat, flat)

@@ -28,7 +28,7 @@ from landscape.curvature.eigenvalues import fast_hessian
 from landscape.curvature.hessian import HessianOperator, HessianOptions, Preconditioner, exact_only
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
-from landscape.training.experiments import StatePreconditioner, loop_preconditioner
+from landscape.training.experiments import StatePreconditioner, own_loop_preconditioner
 from landscape.training.instruments import Instrument, MeasuredRun, StepState, instrument, rounding
 from landscape.training.optimizer import steepest
 from landscape.training.recipes import Monitor
@@ -212,13 +212,13 @@ class PreconditionedLambdaMax(OnSample):
         super().__init__(run)
         self._maker = run.recipe and StatePreconditioner(run.recipe, run.problem, "monitor.instruments")
         if self._maker is None:  # a loop of the user's own
-            loop_preconditioner(run.optimizer, run.parameters())  # refuses optimizers without one
+            own_loop_preconditioner(run.optimizer, run.parameters())  # refuses optimizers without one
 
     def _preconditioner(self, now: StepState) -> Preconditioner | None:
         """Return the preconditioner of the learners' mean state, at w_a; None where there is no state yet."""
         run, maker = self.run, self._maker
         if maker is None:
-            return loop_preconditioner(run.optimizer, run.parameters())
+            return own_loop_preconditioner(run.optimizer, run.parameters())
         state = maker.mean_of(
             run.optimizer.state, lambda key, rows: run.comm.fresh_mean(rows, f"optimizer's {key}")
         )

@@ -105,7 +105,7 @@ class DecentralizedDataParallel(nn.Module):
             if peak_lr is None:
                 group = optimizer.param_groups[0]
                 peak_lr = group.get("initial_lr", group["lr"])  # a scheduler sets initial_lr
-            rule.peak_lr = fit("peak_lr", peak_lr, Positive)
+            rule.peak_lr = fit("peak_lr", peak_lr, Positive)  # InputError unless > 0; as a float
             self._algorithm["peak_lr"] = rule.peak_lr
         elif peak_lr is not None:
             raise InputError(f"peak_lr: {peak_lr} is not allowed, algorithm '{algorithm}' does not use it")
@@ -239,9 +239,9 @@ class DecentralizedDataParallel(nn.Module):
     def load_checkpoint(self, path: str | Path) -> int:
         """Resume from a file of :meth:`save_checkpoint`: weights, buffers, optimizer and algorithm.
 
-        All processes must call this method, between steps. The user's loop itself must restore learning
-        rates, a scheduler, a GradScaler and the states of random generators. If all of these depend on the
-        step alone, the resumed run has the same numbers as an uninterrupted run.
+        All processes must call this method, between steps. Learning rates, the scheduler, the GradScaler and
+        the states of random generators are not in the file: the user's loop must restore them. With all of
+        them restored, and equal minibatches, the resumed run has the same numbers as an uninterrupted run.
 
         Args:
             path: the file, which each process reads.

@@ -38,7 +38,8 @@ class Observer:
         loss, data, test: as :class:`landscape.Problem` takes them; ``test`` None: no test data.
         samples: the number of samples from which g is estimated; 0: all.
         monitor: further measurements: the table ``monitor`` of a recipe.
-        batch, ranks: a step has ``ranks`` minibatches of ``batch`` samples each; batch 0: an unknown number.
+        batch, ranks: a step has ``ranks`` minibatches of ``batch`` samples each. ``batch`` 0: the number is
+            unknown.
         seed: the seed of the samples.
         optimizer: makes the steps: an optimizer of torch, or another object.
         problem_options: ``terms``, ``randomness`` and ``metrics`` as :class:`landscape.Problem` takes them;
@@ -63,10 +64,12 @@ class Observer:
         # Measurements need at least single precision (4 bytes). None: the precision of the module.
         problem_options["dtype"] = torch.float32 if is_half else None
         self._without_side_effects = functools.partial(undisturbed, device, data, test)
-        self._before_step: tuple[Tensor, Gradient] | None = None  # (θ, g) before the present step
-        self._weights_before: Tensor | None = None  # θ (1, P) before the present step, for instruments
+        # θ (P,) and g from before the present step; None if the step is not decomposed.
+        self._decomposed_step: tuple[Tensor, Gradient] | None = None
+        # θ (1, P) from before the present step; None if no instrument needs these weights.
+        self._kept_weights: Tensor | None = None
         uses_batchnorm = has_batchnorm(module)
-        if uses_batchnorm and isinstance(data, Dataset):  # Problem would choose the batches' size itself
+        if uses_batchnorm and isinstance(data, Dataset):  # Problem would choose another size of batches
             data = _in_batches(data, batch, seed)
         with self._without_side_effects():
             self.train = Problem(module, loss, data, **problem_options)
@@ -77,21 +80,21 @@ class Observer:
                 except LandscapeError as error:
                     raise InputError(f"test: {error}") from error
             self.parameters = Parameters(module, self.train)
-            # ``_objective`` is the loss that the steps descend. With BatchNorm it depends on the batches.
+            # ``_objective`` is the loss that the steps descend. BatchNorm makes this loss depend on batches.
             self._objective = self.train
             _check_can_be_drawn("samples", samples, self.train)
             if uses_batchnorm and self.train.indexed:
                 _check_batch_for_batchnorm(batch)
             if uses_batchnorm:
-                # With data that come in batches ``batch`` is not used, and may be below the least size, 2.
+                # ``batch`` may be below 2 only if the data come in batches, which are then kept.
                 self._objective = self.train.with_batchnorm("train", max(2, batch))
-            # No samples can be drawn from data that come in batches: an instrument then takes all (0).
+            # No samples can be drawn from data that come in batches: instruments then take all samples (0).
             default_samples = Monitor.samples if self.train.indexed else 0
-            monitor_table = table_of(Monitor, {"samples": default_samples, **monitor}, "monitor.")
-            _check_can_be_drawn("monitor.samples", monitor_table.samples, self.train)
-            self.monitor = self._make_monitoring(monitor_table, seed, batch * ranks, optimizer)
-        # With BatchNorm, a sample's loss depends on its batch: the estimator must cut samples into batches of
-        # this size. 0: it need not, because there is no BatchNorm, or because the data come in batches.
+            self.monitor_table = table_of(Monitor, {"samples": default_samples, **monitor}, "monitor.")
+            _check_can_be_drawn("monitor.samples", self.monitor_table.samples, self.train)
+            self.monitoring = self._make_monitoring(self.monitor_table, seed, batch * ranks, optimizer)
+        # With BatchNorm, the loss of a sample depends on the sample's batch. The estimator then cuts the
+        # samples into batches of this size. 0: there is no BatchNorm, or the data come in batches.
         batch_to_cut = batch if uses_batchnorm and self.train.indexed else 0
         self._gradient = GradientEstimator(self._objective, Comm(learners=1), samples, seed, batch_to_cut)
 
@@ -104,25 +107,25 @@ class Observer:
         )
 
     def begin_step(self, step: int) -> None:
-        """Store w and g = ∇L(w) before ``step`` is made."""
+        """Store θ and g = ∇L(θ) before ``step`` is made."""
         with self._without_side_effects():
             self.parameters.show(self._objective.model)
             theta = self.parameters.flat()
-            self._before_step = theta, self._gradient.at(theta, step)
+            self._decomposed_step = theta, self._gradient.at(theta, step)
 
     def keep_weights(self, step: int) -> None:
-        """Store w before ``step`` is made, if an instrument that is due after the step needs w."""
-        self._weights_before = self.parameters.flat()[None] if self.monitor.needs_before(step) else None
+        """Store θ before ``step`` is made, if an instrument that is due after the step needs θ."""
+        self._kept_weights = self.parameters.flat()[None] if self.monitoring.needs_before(step) else None
 
     def forget_step(self) -> None:
         """Forget the step that was started."""
-        self._before_step = None
+        self._decomposed_step = None
 
     def finish(self) -> dict[str, float]:
         """Return the history's columns of the started step and of the test data; {} if no step started."""
-        if self._before_step is None:
+        if self._decomposed_step is None:
             return {}
-        (theta, g), self._before_step = self._before_step, None
+        (theta, g), self._decomposed_step = self._decomposed_step, None
         projection = g.project([self.parameters.flat() - theta])
         return step_columns(g.loss, projection) | self.test_columns()
 
@@ -140,11 +143,11 @@ class Observer:
         """Return the columns of the instruments that are due after ``step``."""
         with self._without_side_effects():
             self.parameters.show(self._objective.model)
-            return self.monitor.measure(step, lr, self.parameters.flat()[None], self._weights_before)
+            return self.monitoring.measure(step, lr, self.parameters.flat()[None], self._kept_weights)
 
     def state(self, step: int) -> dict[str, Tensor]:
         """Return the memory of the instruments after ``step``, for files."""
-        return self.monitor.state(step)
+        return self.monitoring.state(step)
 
     def any_rank(self, due: bool) -> bool:
         """Return whether ``due`` is true on any of the processes that measure."""
@@ -279,22 +282,22 @@ class Parameters(loop.Tracked):
 class ShardedObserver(Observer):
     """Measures a module whose parameters are DTensors: the module itself, without a copy.
 
-    Args and errors are those of :class:`.Observer`; all ranks make the same calls. Measurements that need the
-    whole model in one process are refused: samples drawn anew, BatchNorm's own batches, and other instruments
-    than λ_max.
+    Args and errors are those of :class:`.Observer`, except that ``batch`` and ``ranks`` have no effect. All
+    ranks make the same calls. Measurements that need the whole model in one process are refused: samples
+    drawn anew, BatchNorm's own batches, and other instruments than λ_max.
     """
 
     def __init__(
         self, module: nn.Module, loss: Loss | None, data: Any, test: Any, *, samples: int,
         monitor: Mapping[str, Any], batch: int, ranks: int, seed: int, optimizer: Any, **problem_options: Any,
     ) -> None:  # fmt: skip
-        monitor_table = table_of(Monitor, {"samples": 0, **monitor}, "monitor.")
+        self.monitor_table = table_of(Monitor, {"samples": 0, **monitor}, "monitor.")
         randomness, metrics = problem_options.pop("randomness"), problem_options.pop("metrics")
         # Option -> a value that must be 0, empty or False.
         refused = {
             "samples": samples,
-            "monitor.samples": monitor_table.samples,
-            "monitor.instruments": monitor_table.instruments,
+            "monitor.samples": self.monitor_table.samples,
+            "monitor.instruments": self.monitor_table.instruments,
             "randomness": randomness != "refuse",
             "metrics": metrics is not None,
             "model: BatchNorm": has_batchnorm(module),
@@ -304,7 +307,7 @@ class ShardedObserver(Observer):
                 raise InputError(f"{name}: not allowed in a recorder of a sharded model")
         device = next(module.parameters()).device
         self._without_side_effects = functools.partial(undisturbed, device, data, test)
-        self._before_step = None
+        self._decomposed_step = None
         with self._without_side_effects():
             # For parameters that are DTensors, Problem() returns a ShardedProblem, which has further methods.
             self._sharded_problem: Any = Problem(module, loss, data, **problem_options)
@@ -312,15 +315,14 @@ class ShardedObserver(Observer):
             self.test = None if test is None else Problem(module, loss, test, **problem_options)
             self.parameters = ShardedParameters(module, self.train)
             # λ_max, the only measurement that is not refused, does not depend on the steps' batch.
-            self.monitor = self._make_monitoring(monitor_table, seed, batch=0, optimizer=optimizer)
-        rank, size = loop.rank_and_size()
-        self._group = loop.DefaultGroup(rank, size, device)
+            self.monitoring = self._make_monitoring(self.monitor_table, seed, batch=0, optimizer=optimizer)
+        self._group = loop.DefaultGroup(*loop.rank_and_size(), device)
 
     def begin_step(self, step: int) -> None:
         with self._without_side_effects():
             loss, g = self.train.loss_and_gradient()
         comm: Any = SimpleNamespace(totals=self._sharded_problem.total)
-        self._before_step = self.parameters.flat(), Gradient(loss, g[None], comm)
+        self._decomposed_step = self.parameters.flat(), Gradient(loss, g[None], comm)
 
     def state(self, step: int) -> dict[str, Tensor]:
         self._group.step = step  # for the message of an error in the exchange that follows

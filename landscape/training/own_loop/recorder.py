@@ -207,10 +207,10 @@ class Recorder:
                 run = self._lock_folder(resources)
         # The unit "1" is that of numbers without a unit.
         metric_units = {f"test_{name}": "1" for name in names_of(test)} if test else {}
-        self._history = History(RECORDED, observer.monitor.columns | metric_units)
-        self._own_columns = frozenset(self._history.units)
+        self._history = History(RECORDED, observer.monitoring.columns | metric_units)
+        self._recorder_columns = frozenset(self._history.units)  # the columns that the recorder itself fills
         if run is not None:
-            self._restore(run)
+            self._restore(run)  # the history; the user's loop loads the weights
         rows = self._history.rows
         seconds_before = rows[-1]["wall_s"] if rows else 0.0  # the time that a resumed run has taken
         self._wall_start = time.perf_counter() - seconds_before
@@ -231,12 +231,14 @@ class Recorder:
         with observer.raising_on_all_ranks():
             self._writers = [open_writer(name, self.folder, self.steps, resources) for name in names]
         self._run_to_resume = run
+        # If several ranks are here, ``run`` is None on all of them: sharded models cannot resume.
         if run is None:  # a new history begins with a row for the initial weights
             self._record(0, observer.test_columns())
             self._write_checkpoint()
             self._next_due = self._due_after(self.steps)
         else:
-            self._next_due = self.steps + 1  # before that step, the weights are compared with the run's
+            # Before the next step, _check_resumed() tests whether the loop has loaded the run's weights.
+            self._next_due = self.steps + 1
 
     def _restore(self, run: Checkpoint) -> None:
         """Restore the history of ``run`` up to the step to resume at, and delete files of later steps."""
@@ -245,7 +247,7 @@ class Recorder:
             number = path.stem.removeprefix("step-")
             if number.isdecimal() and int(number) > self.steps:
                 path.unlink()
-        self._observer.monitor.restore(run.shared)
+        self._observer.monitoring.restore(run.shared)
         rows = run.history["step"] <= self.steps
         self._history.restore({name: column[rows] for name, column in run.history.items()}, run.units)
 
@@ -267,8 +269,9 @@ class Recorder:
             The context, for a ``with`` statement.
 
         Raises:
-            InputError: after a call without ``with``, within another step, and after :meth:`close`; in the
-                context, for parameters that were added, frozen, or changed in shape or precision.
+            InputError: the last call was made without ``with``; the last step has not ended; or the recorder
+                is closed. The context raises this error if parameters were added or frozen, or have another
+                shape or precision.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -285,7 +288,7 @@ class Recorder:
         if self._closed:
             raise InputError("step: the recorder is closed; call step() before close()")
         if self._phase != IDLE:
-            raise InputError("step: the last step is still open; use with recorder.step(): optimizer.step()")
+            raise InputError("step: the last step is open; write 'with recorder.step(): optimizer.step()'")
         self._phase = CALLED  # until the ``with`` block is entered
         return self._step_context()
 
@@ -313,7 +316,7 @@ class Recorder:
 
     def _due_after(self, step: int) -> int:
         """Return the next step after ``step`` with a measurement or a file, or NEVER."""
-        periods = self._every, *self._observer.monitor.turns, self._save_every
+        periods = self._every, *self._observer.monitoring.turns, self._save_every
         return min(((step // period + 1) * period for period in periods if period), default=NEVER)
 
     @contextlib.contextmanager
@@ -325,7 +328,7 @@ class Recorder:
 
     def _show_share(self) -> None:
         """Show the measurements' share of the time, once, after measurements of all periods."""
-        periods = sorted({self._every, *self._observer.monitor.turns} - {0})
+        periods = sorted({self._every, *self._observer.monitoring.turns} - {0})
         if self._has_shown_share or self.steps - self._loop_first_step < max(periods, default=NEVER):
             return
         self._has_shown_share = True
@@ -365,7 +368,7 @@ class Recorder:
         step = self.steps
         self._next_due = self._due_after(step)
         row = self._observer.finish()
-        if self._observer.monitor.due(step):
+        if self._observer.monitoring.due(step):
             row |= self._observer.instrument_columns(step, self._lr)
         if row:
             self._record(step, row | {"lr": self._lr})
@@ -417,7 +420,7 @@ class Recorder:
         for name in numbers:
             if not _NAME.fullmatch(name):
                 raise InputError("log", name, allowed="letters, digits, _, . and -, a letter first")
-            if name in self._own_columns and name not in USER_COLUMNS:
+            if name in self._recorder_columns and name not in USER_COLUMNS:
                 raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
             if not units.get(name):  # a new column, or one of a resumed file without units
                 units[name] = unit or "1"
@@ -457,7 +460,7 @@ class Recorder:
         observer.parameters.check()
         step_samples = self._batch * self._world_size  # samples in a step of all ranks; 0: not known
         epoch = self.steps * step_samples / observer.train.samples if step_samples else math.nan
-        monitor_table = dataclasses.asdict(observer.monitor.run.monitor)
+        monitor_table = dataclasses.asdict(observer.monitor_table)
         limit = loop.stability_limit(self._optimizer)
         if limit is not None:
             monitor_table["stability_limit"] = limit

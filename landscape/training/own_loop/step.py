@@ -73,11 +73,11 @@ class Stepper:
         """Begin the next step, unless it has already begun.
 
         Args:
-            in_forward: whether a forward pass begins the step, so that gradients are not computed yet.
+            in_forward: whether a forward pass begins the step: the gradients are not computed yet.
 
         Raises:
-            InputError: if the model's parameters are not those that were wrapped; if the model was wrapped
-                before the process group was made; or if no forward pass begins the step, and the rule takes
+            InputError: the model's parameters are not those that were wrapped; the model was wrapped before
+                the process group was made; or no forward pass begins the step, although the rule takes
                 gradients at other points than the present weights, such as older weights.
         """
         if self.begun:
@@ -90,8 +90,10 @@ class Stepper:
             step = self.steps + 1
             self.group.step = step
             self.weights.copy_(self.parameters.flat)
-            if self.rule.at_mean:  # such a rule keeps all learners' weights equal: w_j is their mean
-                self.comm.hold_mean(self.weights)
+            if self.rule.at_mean:
+                # Since the end of the last step all learners have the same weights. They are stored as the
+                # mean, without an exchange.
+                self.comm.set_mean(self.weights)
             self.rule.begin(self.weights, step)
             self._points = self.rule.gradient_points(self.weights)
             # Points that are not in the memory of ``weights`` are other points, such as older weights.
@@ -273,6 +275,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         lr=loop.learning_rate(parameters.optimizer),
         seed=seed,
         history=_history(stepper),
+        # Buffers may be on other devices than the parameters. Rank 0 receives all tensors on one device.
         buffers={name: t.to(parameters.device) for name, t in parameters.untrained_rows().items()},
         optimizer=stepper.state.rows(),
         rule={name: storable(t) for name, t in rule.state.items()},
@@ -307,8 +310,8 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
         algorithm: the name of the rule and its options, which must be those of the file.
 
     Raises:
-        OperationError: for a file that cannot be read, or that does not fit the model.
-        InputError: for a file of another algorithm, optimizer or number of learners.
+        OperationError: the file cannot be read, was not written by :func:`save`, or does not fit the model.
+        InputError: the file has another algorithm, optimizer or number of learners.
     """
     comm, parameters, rule = stepper.comm, stepper.parameters, stepper.rule
     file_learners = 0
@@ -321,14 +324,15 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
 
     checkpoint = Checkpoint.load(path, own_learner)
     settings = loop.read_settings(checkpoint)
+    # save() writes the name RECORDED in place of the rule's name, which is in ``settings``.
     if checkpoint.algorithm != RECORDED or "algorithm" not in settings:
-        raise OperationError(f"{path}: is from no DecentralizedDataParallel; give one of save_checkpoint")
+        raise OperationError(f"{path}: was not written by save_checkpoint; give a file that it wrote")
     if file_learners != comm.learners:
         words = f"has {file_learners} learners, not {comm.learners}; start {file_learners} processes"
         raise InputError(f"{path}: {words}")
-    file_algorithm = settings["algorithm"]
-    for key in {**file_algorithm, **algorithm}:  # the keys of both
-        file_value, value = file_algorithm.get(key), algorithm.get(key)
+    file_rule = settings["algorithm"]  # name and options of the rule, as in ``algorithm``
+    for key in {**file_rule, **algorithm}:  # the keys of the file and the keys of ``algorithm``
+        file_value, value = file_rule.get(key), algorithm.get(key)
         if value != file_value:
             raise InputError(f"algorithm.{key}: {value!r} is not allowed, {path} has {file_value!r}")
     file_optimizer = settings.get("optimizer", {}).get("name")
@@ -338,7 +342,7 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     check_fit(path, checkpoint.layout, parameters.layout)
     untrained = parameters.untrained(saved=True)  # frozen parameters and buffers
     if checkpoint.buffers.keys() != untrained.keys():
-        name = min(checkpoint.buffers.keys() ^ untrained.keys())  # the first name that only one of them has
+        name = min(checkpoint.buffers.keys() ^ untrained.keys())  # a name that only file or model has
         raise OperationError(f"{path}: buffer '{name}' is not in both the file and the model")
     rule.restore(checkpoint.rule, checkpoint.shared)
     stepper.state.restore(checkpoint.optimizer)

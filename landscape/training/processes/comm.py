@@ -132,10 +132,10 @@ class Comm:
             self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
         return self._mean[2]
 
-    def hold_mean(self, rows: Tensor, mean: Callable[[], Tensor] | None = None) -> None:
-        """Store the result of ``mean`` as the :meth:`mean` of ``rows`` (n_local, P).
+    def set_mean(self, rows: Tensor, mean: Callable[[], Tensor] | None = None) -> None:
+        """Store ``mean``, a function whose result is then the :meth:`mean` of ``rows`` (n_local, P).
 
-        Without ``mean`` row 0 is stored: all n learners are then equal.
+        Without ``mean`` row 0 is stored: the rows of all n learners must then be equal.
         """
         self._mean = rows, rows._version, functools.cache(mean) if mean else lambda: rows[0]
 
@@ -221,7 +221,7 @@ class Comm:
         bounds = _bounds(count, self.size)
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
-    def part_sum(self, vector: Tensor, use: str) -> Tensor:
+    def share_of_sum(self, vector: Tensor, use: str) -> Tensor:
         """Return this process's :meth:`share` of the sum of ``vector`` (P,) over the processes.
 
         With several processes the result is valid until the next call with the same ``use``.
@@ -245,10 +245,10 @@ class Comm:
             total += row
         return total
 
-    def part_mean(self, rows: Tensor, use: str, minus: Tensor | None = None) -> Tensor:
+    def share_of_mean(self, rows: Tensor, use: str, minus: Tensor | None = None) -> Tensor:
         """Return the mean over all learners of ``rows`` (n_local, P), or of rows − minus, in their precision.
 
-        Each process keeps its :meth:`share` of the columns, as in :meth:`part_sum`. Sums over its own
+        Each process keeps its :meth:`share` of the columns, as in :meth:`share_of_sum`. Sums over its own
         learners are in float64.
         """
         if len(rows) == 1:  # nothing to add up, and no memory for a sum in float64
@@ -260,7 +260,7 @@ class Comm:
                 exact += (row if minus is None else row - minus[j]).to(exact.device)
             total = exact.to(rows)
         # With one process the sum is the caller's tensor, which must not be divided in place.
-        return total / self.learners if self.size == 1 else self.part_sum(total, use).div_(self.learners)
+        return total / self.learners if self.size == 1 else self.share_of_sum(total, use).div_(self.learners)
 
     def parts(self, vectors: Tensor, count: int) -> Tensor:
         """Return this process's :meth:`share` of the coordinates of ``count`` vectors (P,), (count, P_share).
@@ -356,7 +356,7 @@ class PiecewiseMean:
         self._works: list[dist.Work] = []
         self._pieces, self._done, self._expected = pieces(total), set[str](), [*layout.slots]
 
-    def ready(self, *names: str) -> None:
+    def send_complete(self, *names: str) -> None:
         """Send the pieces that are complete with the gradients of the parameters ``names``.
 
         All processes send the last piece first, for any order of the gradients.
@@ -369,9 +369,9 @@ class PiecewiseMean:
             piece = self._pieces.pop(0)
             self._works.append(self._comm._send_mean(self._rows(piece), self._total[piece]))
 
-    def __call__(self) -> Tensor:
+    def wait(self) -> Tensor:
         """Send the remaining pieces, wait for all, and return the mean."""
-        self.ready(*(slot.name for slot in self._expected))
+        self.send_complete(*(slot.name for slot in self._expected))
         works, self._works = self._works, []
         return self._comm._finished(works, self._total)
 

@@ -45,7 +45,7 @@ class Hooks:
         save: takes a checkpoint when one is due; the checkpoint owns its tensors and does not change later.
         message: takes a line for the user.
         step: takes the number of steps done and the total, after each step.
-        row: takes each row of the history, once it is complete: that of a step after the next one.
+        row: takes each row of the history, once the row is complete: after the next step.
     """
 
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
@@ -94,34 +94,37 @@ class Trainer:
             recipe, initial = setup.read_initial(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
         data = dataset or user_code.load_data("data", recipe.spec("data"), data_dir)
+        # Sets ``train_problem`` and ``test_problem``, ``stack`` (computes the learners' minibatch gradients),
+        # ``parts`` (the learners' parts of the training set), and ``minibatches`` (draws the minibatches).
         self._make_problems(data, initial, checkpoint, torch.device(device))
-        self.algorithm, _ = recipe.part("algorithm")
-        self.rule = recipe.rule()
+        self.algorithm, _ = recipe.part("algorithm")  # the name of the update rule
+        self.rule = recipe.rule()  # the object that makes the steps
         self.description = recipe.describe()
-        self.rule.comm, self.rule.layout = self.comm, self.train.layout
-        self.weights = self.train.weights.repeat(self.comm.n_local, 1)
+        self.rule.comm, self.rule.layout = self.comm, self.train_problem.layout
+        self.weights = self.train_problem.weights.repeat(self.comm.n_local, 1)
         self.rule.start(self.weights)
         self._gradients = torch.empty_like(self.weights)
         self.optimizer = optimizer.make(*recipe.part("optimizer"))
-        self.optimizer.start(self.train.layout, self.weights)
-        # ``objective`` is the loss that the steps descend. With BatchNorm it depends on the batches.
-        objective = self.train
+        self.optimizer.start(self.train_problem.layout, self.weights)
+        # ``objective`` is the loss that the steps descend. With BatchNorm this loss depends on the batches.
+        objective = self.train_problem
         bn_batch = 0  # the number of samples that share BatchNorm's statistics; 0: no BatchNorm
-        if has_batchnorm(self.train.model):
+        if has_batchnorm(self.train_problem.model):
             bn_batch = recipe.local_batch // recipe.accumulate
-            objective = self.train.with_batchnorm("train", bn_batch)
+            objective = self.train_problem.with_batchnorm("train", bn_batch)
         estimator = GradientEstimator(objective, self.comm, recipe.decompose.samples, recipe.seed, bn_batch)
         self.decomposer = Decomposer(self.stack, estimator, self.parts)
         self.monitor = make_monitoring(
             recipe, objective, self.comm, self.optimizer, self.minibatches, self.stack
         )
         self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
-        start_norm2 = float(inner(self.train.weights, self.train.weights))
+        start_norm2 = float(inner(self.train_problem.weights, self.train_problem.weights))
         self.divergence = DivergenceTest(recipe.diverge, start_norm2)
         self.step = 0  # the number of completed steps
         self.diverged, self.diverged_at = "", -1  # "" and -1: the run has not diverged
         self._pending: PendingStep | None = None
-        self._row_for_hook: Row | None = None  # the last row, which hooks.row gets after the next step
+        # The last row, which hooks.row gets after the next step: the row's loss may arrive during that step.
+        self._row_for_hook: Row | None = None
         if checkpoint:
             self._restore(checkpoint)
 
@@ -142,21 +145,22 @@ class Trainer:
             checkpoint.check_data(dataset)
         model, dtype = setup.network(recipe, dataset, initial), getattr(torch, recipe.dtype)
         make_problem = functools.partial(Problem, model, dataset.loss, device=device, dtype=dtype)
-        self.train, self.test = make_problem(dataset.split("train")), make_problem(dataset.split("test"))
-        self.stack = Stack(self.train, recipe.accumulate, recipe.autocast)
+        train, test = make_problem(dataset.split("train")), make_problem(dataset.split("test"))
+        self.train_problem, self.test_problem = train, test
+        self.stack = Stack(train, recipe.accumulate, recipe.autocast)
         self.batching = setup.BatchingChoice(self.stack, self.comm)
-        self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
+        self.buffers = Buffers(train, test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
         check_compatibility(recipe, dataset, self.stack, self.buffers)
-        self.parts = setup.learners_parts(recipe, dataset, self.train, checkpoint)
+        self.parts = setup.learners_parts(recipe, dataset, train, checkpoint)
         augment = getattr(dataset, "augment", None)
-        self.minibatches = setup.Sampler(recipe, self.train, augment, self.parts)
+        self.minibatches = setup.Sampler(recipe, train, augment, self.parts)
         self.data = {
             "name": data_spec.name,
             "options": data_spec.options,
-            "train": self.train.samples,
-            "test": self.test.samples,
+            "train": train.samples,
+            "test": test.samples,
             "fingerprint": dataset.fingerprint,
         }
 
@@ -194,12 +198,12 @@ class Trainer:
             self._step(self.step + 1)
             if self.step < self.recipe.steps and due(save_every, self.step) and not self.diverged:
                 self.hooks.save(self.checkpoint())
-        # A step after which weights are not finite is undone, and its row removed: there may be no row.
+        # There may be no row: a step after which weights are not finite is undone, and its row removed.
         if self.history.rows:
             row = self.history.rows[-1]
             if math.isnan(row["test_loss"]):
-                row |= self.buffers.test(self.weights, self.step)
-            if row is self._row_for_hook:  # otherwise the hook already has this row
+                row |= self.buffers.test_columns(self.weights, self.step)
+            if row is self._row_for_hook:  # hooks.row has not had this row yet
                 self.hooks.row(row)
         final = self.checkpoint()
         if self.step > 0 or self.diverged:  # otherwise this state was saved before the first step
@@ -212,7 +216,7 @@ class Trainer:
         if self.comm.group:
             self.comm.group.step = t  # for messages
         recipe, weights, state = self.recipe, self.weights, self._state_besides_weights()
-        lr = recipe.rate(t, self.train.samples)
+        lr = recipe.rate(t, self.train_problem.samples)
         is_decomposed = due(recipe.decompose.every, t)
         # Exchanges that start here run while gradients are computed. The decomposer waits for the mean w_a.
         self.rule.begin(weights, t)
@@ -221,24 +225,27 @@ class Trainer:
         points = self.rule.gradient_points(weights)
         x, y = self._minibatches(t)
         training = self.buffers.training(t)  # buffers and seeds of the training pass
-        exchange = self._exchange_in_backward(points, lr, t)
-        ready = exchange.mean.ready if exchange else None  # takes the names of written gradients
-        losses = self._compute_gradients(points, x, y, training, ready)
+        in_backward = self._exchange_in_backward(points, lr, t)
+        # A function that is called with the names of parameters whose gradients are computed.
+        on_computed = in_backward.exchange.send_complete if in_backward else None
+        losses = self._compute_gradients(points, x, y, training, on_computed)
         if self._previous_step_diverged(t, state):
-            if exchange:
-                exchange.mean()  # waits for the end of the exchange
+            if in_backward:
+                in_backward.exchange.wait()
             return
         self.monitor.see(t, points, self._gradients)  # instruments that use the gradients of every step
-        columns_of_step: Columns | None = None
+        # A function: (new weights, learning rate) -> the history's columns of the decomposed step.
+        finish_decomposition: Columns | None = None
         if is_decomposed:
-            # The terms of Eq. 4 (DPSGD-2020) need a step of w_a by −lr times the mean gradient.
-            split = recipe.decompose.split and self.optimizer.direction_is_gradient
-            columns_of_step = self.decomposer.begin(
+            # The noise is split into the terms of Eq. 4 (DPSGD-2020) only if the step moves w_a by −lr times
+            # the mean gradient.
+            follows_mean = self.rule.follows_mean_direction(t)
+            split_noise = recipe.decompose.split and self.optimizer.direction_is_gradient and follows_mean
+            finish_decomposition = self.decomposer.begin(
                 weights, x, y, self._gradients, t,
-                split=split and self.rule.follows_mean_direction(t),
-                at_mean=self.rule.at_mean, training=training,
+                split_noise=split_noise, at_mean=self.rule.at_mean, training=training,
             )  # fmt: skip
-        new_weights = self._new_weights(points, lr, t, exchange)
+        new_weights = self._new_weights(points, lr, t, in_backward)
         # The spread of the learners' weights needs w_a. It is measured in three cases: w_a costs no exchange,
         # w_a is computed anyway, or the spread may exceed its bound.
         measures_spread = self.comm.size == 1 or is_decomposed or t == recipe.steps
@@ -246,8 +253,8 @@ class Trainer:
         if measures_spread or self.rule.at_mean:  # with at_mean, the next step needs this mean
             self.comm.start_mean(new_weights)
         row = self.history.new_row(t, lr)
-        if columns_of_step is not None:
-            self.history.record(row, columns_of_step(new_weights, lr))
+        if finish_decomposition is not None:
+            self.history.record(row, finish_decomposition(new_weights, lr))
         new_mean = self.comm.mean(new_weights) if measures_spread else None
         results = self._start_results(new_weights, new_mean, losses)
         self._pending = PendingStep(row, weights, state, new_mean, results)
@@ -267,7 +274,7 @@ class Trainer:
         gradients. Otherwise SSGD with the optimizer SGD averages the new weights. Other rules have no such
         exchange.
         """
-        comm, layout, gradients, sgd = self.comm, self.train.layout, self._gradients, self.optimizer
+        comm, layout, gradients, sgd = self.comm, self.train_problem.layout, self._gradients, self.optimizer
         if comm.size > 1 and self.rule.synchronous and not sgd.linear:
             total = comm.buffer("gradients", gradients[0])
             return InBackward(PiecewiseMean(comm, layout, total, lambda piece: gradients[:, piece]))
@@ -281,18 +288,18 @@ class Trainer:
             directions = sgd.directions_of(piece, gradients, points, state)
             return torch.sub(points[:, piece], directions, alpha=lr, out=new[:, piece])
 
-        mean = PiecewiseMean(comm, layout, comm.buffer(f"mean {t % 2}", new[0]), new_weights)
-        return InBackward(mean, new, state)
+        exchange = PiecewiseMean(comm, layout, comm.buffer(f"mean {t % 2}", new[0]), new_weights)
+        return InBackward(exchange, new, state)
 
-    def _new_weights(self, points: Tensor, lr: float, t: int, backward: InBackward | None) -> Tensor:
+    def _new_weights(self, points: Tensor, lr: float, t: int, in_backward: InBackward | None) -> Tensor:
         """Return the weights after step ``t`` (n_local, P), from the gradients at ``points``."""
-        if backward and backward.weights is not None:
-            new, self.optimizer.state = backward.weights, backward.optimizer_state
-            self.comm.hold_mean(new, backward.mean)
+        if in_backward and in_backward.weights is not None:
+            new, self.optimizer.state = in_backward.weights, in_backward.optimizer_state
+            self.comm.set_mean(new, in_backward.exchange.wait)
         else:
             gradients = self._gradients
             if self.rule.synchronous and not self.optimizer.linear:  # u of the mean is not the mean of u
-                mean = backward.mean() if backward else self.comm.fresh_mean(gradients)
+                mean = in_backward.exchange.wait() if in_backward else self.comm.fresh_mean(gradients)
                 gradients = mean.expand_as(gradients)
             directions = self.optimizer.directions(gradients, points, lr, t)
             new = self.rule.finish(self.weights, directions, lr, t)
@@ -369,7 +376,7 @@ class Trainer:
         row["comm_burst"] = max(row["comm_bytes"], rows[-2]["comm_burst"] if len(rows) > 1 else 0.0)
         self.history.record(row, self.rule.record(t))
         if due(self.recipe.evaluate.every, t):
-            row |= self.buffers.test(self.weights, t)
+            row |= self.buffers.test_columns(self.weights, t)
         if self.monitor.due(t):
             start = before if self.monitor.needs_before(t) else None
             self.history.record(row, self.monitor.measure(t, row["lr"], self.weights, start))
@@ -399,14 +406,14 @@ class Trainer:
             shared = shared | {MATRIX: torch.from_numpy(matrix)}
         return Checkpoint(
             weights=self.weights.clone(),
-            layout=self.train.layout,
+            layout=self.train_problem.layout,
             step=self.step,
-            epoch=self.step * recipe.batch / self.train.samples,
+            epoch=self.step * recipe.batch / self.train_problem.samples,
             algorithm=self.algorithm,
             recipe=recipe.to_toml(),
             model={"name": self.model_spec.name, "options": self.model_spec.options},
             data=self.data,
-            lr=recipe.rate(next_step, self.train.samples),
+            lr=recipe.rate(next_step, self.train_problem.samples),
             local_batch=recipe.local_batch,
             seed=recipe.seed,
             history=self.history.columns(),
@@ -431,12 +438,12 @@ class InBackward:
     """An exchange during a backward pass.
 
     Attributes:
-        mean: the mean over all learners of their gradients, or of their new weights.
-        weights: this process's new weights (n_local, P), where ``mean`` is that of new weights; else None.
+        exchange: the exchange of the mean over all learners of their gradients, or of their new weights.
+        weights: this process's new weights (n_local, P) if new weights are exchanged; else None.
         optimizer_state: the optimizer's new state, where ``weights`` is not None.
     """
 
-    mean: PiecewiseMean
+    exchange: PiecewiseMean
     weights: Tensor | None = None
     optimizer_state: dict[str, Tensor] = field(default_factory=dict)
 
@@ -485,7 +492,7 @@ class _Part(Trainer):
         assert group is not None
         assert isinstance(self.rule, AsyncSGD)
         self.group, self.async_rule, self.workers = group, self.rule, self.rule.delay + 1
-        if self.train.device.type != "cpu":
+        if self.train_problem.device.type != "cpu":
             raise InputError("device: algorithm.schedule 'measured' is for the CPU", give={"device": "cpu"})
         if self.buffers.local:
             words = "has BatchNorm, whose statistics algorithm.schedule 'measured' does not collect"
@@ -493,7 +500,7 @@ class _Part(Trainer):
 
     def _message(self) -> Tensor:
         """Return memory (P + 1,) for a gradient and the minibatch's loss."""
-        return torch.empty(self.train.layout.size + 1, dtype=self.weights.dtype)
+        return torch.empty(self.train_problem.layout.size + 1, dtype=self.weights.dtype)
 
 
 class Server(_Part):
@@ -546,7 +553,7 @@ class Server(_Part):
 
     def _minibatches(self, t: int) -> tuple[Any, Any]:
         """Return an empty minibatch: only the worker has the samples."""
-        return self.train.gather(torch.zeros(1, 0, dtype=torch.long))
+        return self.train_problem.gather(torch.zeros(1, 0, dtype=torch.long))
 
     def _compute_gradients(
         self, points: Tensor, x: Any, y: Any, training: Training, ready: Ready | None = None

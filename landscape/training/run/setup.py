@@ -173,7 +173,7 @@ class Buffers:
             self._step, self._statistics = step, self.at_mean(self._comm.mean(weights))
         return self._statistics
 
-    def test(self, weights: Tensor, step: int) -> Row:
+    def test_columns(self, weights: Tensor, step: int) -> Row:
         """Return the history's columns of w_a on the test set; arguments as of :meth:`statistics`."""
         self.statistics(weights, step)
         mean = self._comm.mean(weights)
@@ -410,13 +410,15 @@ def make_monitoring(
         comm: the run's processes.
         optimizer: makes the run's steps; instruments read the optimizer's state.
         sampler: draws a second, independent minibatch of a step, for unbiased products of two gradients.
-        stack: computes the gradient on that second minibatch.
+        stack: computes the gradient on that second minibatch. (A Stack takes the weights and the minibatches
+            of several learners, stacked in tensors.)
 
     Raises:
         InputError: for an instrument that cannot measure this run.
     """
     rule = recipe.rule()
-    # The largest stable ηλ with the recipe's momentum, and with plain SGD's steps; None: not known.
+    # The largest stable ηλ of the rule, with the momentum of the recipe's optimizer, and without momentum.
+    # None: not known.
     limit, plain_limit = recipe.stability_limit(), rule.stability_limit()
     run = MeasuredRun(
         monitor=recipe.monitor,
@@ -434,4 +436,4 @@ def make_monitoring(
         geometry=optimizer.geometry,
         plain_limit=math.nan if plain_limit is None else plain_limit,
     )
-    return Monitoring(run, reserved=rule.columns)
+    return Monitoring(run, reserved=rule.columns)  # an instrument may not have a column of the rule
