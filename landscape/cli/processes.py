@@ -61,7 +61,7 @@ class Processes:
         if not dist.is_available():
             raise InputError("--nproc: this build of PyTorch has no torch.distributed; use 1")
         threads = torch.get_num_threads()
-        code = children.start(
+        code = children.run_in_processes(
             sys.argv[1:], self.nproc, timeout=self.timeout, threads=threads, hint=lambda: RESUMABLE
         )
         raise click.exceptions.Exit(code)

@@ -110,10 +110,10 @@ class Runner:
         seeds: the seeds of every setting.
         keys: the columns, in order; columns of earlier sweeps follow.
         read: makes the recipe of a setting with a further KEY=VALUE.
-        execute: trains the runs of its first argument. The second is called with each run that ends, the
-            third with the completed share of the present run.
+        execute: trains the runs of its first argument. It calls its second argument with each run that ends,
+            and its third argument, during a run, with the completed share of this run (0 to 1).
         message: takes a line for the user.
-        progress: takes the number of completed runs, with the completed share of the present run added.
+        progress: takes the number of completed runs, plus the completed share of the present run.
         share: K/N: only this share of the runs is made, and the table is neither read nor written.
 
     Attributes:
@@ -182,7 +182,7 @@ class Runner:
             self.progress(self.done)
             self.save()
 
-        self.execute([*jobs.values()], record, lambda completed: self.progress(self.done + completed))
+        self.execute([*jobs.values()], record, lambda run_share: self.progress(self.done + run_share))
 
     def score(self, setting: Setting) -> tuple[int, float]:
         """Return the number of diverged seeds, and the mean final test loss of all seeds; lower is better."""
@@ -298,7 +298,8 @@ def sweep(
 
     Raises:
         InputError: a recipe, key or value that is not allowed or given twice.
-        OperationError: a folder that another process uses, or that holds other runs; a run that failed.
+        OperationError: a folder that another process uses; a run's folder that holds a run of another recipe;
+            a run that failed.
 
     Example:
         >>> import tempfile, landscape
@@ -324,7 +325,7 @@ def sweep(
     bases = grid(labels=sources, values=settings)  # a search adds its key to each of these settings
     keys = list(settings)
     total_runs = len(share_of(range(len(bases) * len(seeds)), share))  # in this call
-    trial_changes: list[str] = []  # for a trial of all settings: a search's key with its lowest value
+    lowest_value: list[str] = []  # the lowest value of a search, as a change KEY=VALUE
     if search:
         if share is not None:
             raise InputError("share: not allowed with search, which needs the results of all runs of a round")
@@ -335,13 +336,13 @@ def sweep(
             raise InputError(f"search: {low} to {high} is not allowed, the first must be below the second")
         keys = [key, *keys]
         total_runs *= 3 + 2 * rounds  # an upper bound
-        trial_changes = [f"{key}={low:g}"]
+        lowest_value = [f"{key}={low:g}"]
     for setting in bases:  # a wrong value raises its error here, before the folder is made
-        read_setting(setting, *trial_changes)
+        read_setting(setting, *lowest_value)
     folder = Path(folder)
     show_progress = reporter(progress)
     make_folder(folder)
-    with Lock(folder) as lock:
+    with Lock(folder) as lock:  # the end of the block releases the lock; acquire() locks the folder
         if share is None:  # calls with a share may work at the same time; each run has its own lock
             lock.acquire()
         pool = launch.pool(jobs, timeout, device)
@@ -386,10 +387,11 @@ def find_best(
     """Search in [low, high], for each of ``bases``, for the value of ``key`` with the lowest score.
 
     The first three values are ``low``, ``high`` and their geometric mean. Each of ``rounds`` further rounds
-    tries the two neighbors of the best value, at half of the previous distance on a log scale: 8 rounds try
-    at most 19 values for each base, the last two within 2.7% of the best one before if high/low is 10⁶.
-    DPSGD-2020 (section 4.3) speaks of a binary search over about 20 settings; the details and the score
-    (:meth:`Runner.score`) are our choice. If the score has several local minima, the best may be missed.
+    tries the two neighbors of the best value so far, at half of the previous distance on a log scale. With 8
+    rounds at most 19 values are tried for each base. If high/low is 10⁶, the values of the eighth round
+    differ from the best value so far by 2.7%. DPSGD-2020 (section 4.3) speaks of a binary search over about
+    20 settings; the details and the score are our choice. If the score has several local minima, the search
+    may miss the lowest one.
 
     Returns:
         Base -> the best value that was tried, as text.
@@ -400,13 +402,13 @@ def find_best(
         value = low * (high / low) ** (point / last)
         return _setting({**dict(base), key: canonical(float(f"{value:.6g}"))})
 
-    # The scores of each base, by point.
+    # For each base: point -> score, which is (number of diverged seeds, mean test loss).
     all_scores: dict[Setting, dict[int, tuple[int, float]]] = {base: {} for base in bases}
     points = {base: [0, last // 2, last] for base in bases}  # the points of the next round
     best_points = dict.fromkeys(bases, 0)
     for search_round in range(rounds + 1):  # round 0 has the first three values
         runner.run([setting_at(base, point) for base in bases for point in points[base]])
-        # From the best point to each of its neighbors, the points of the next round; 0 in the last round.
+        # The points of the next round lie at this distance from the best point. 0: there is no next round.
         distance = last // 2 ** (search_round + 2)
         for base, scores in all_scores.items():
             scores |= {point: runner.score(setting_at(base, point)) for point in points[base]}

@@ -78,6 +78,7 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
     check_options = torch_options if is_torch(name) else optimizers.options
     all_options = check_options(name, without_groups)
     groups: dict[str, Any] = {}
+    # fit() raises an InputError if the value is no dict.
     for pattern, group in fit("optimizer.groups", table.get(GROUPS, {}), dict).items():
         is_frozen, lr_factor, changes = group_options(pattern, group)
         if is_frozen:

@@ -1,9 +1,9 @@
 """Child processes on this machine, which end with this process: for independent jobs, and for ``--nproc``.
 
-A :class:`Pool` does independent jobs. :func:`start` runs this command in several processes, which compute one
-result together. They meet in a private folder, without an open port, and exchange over the loopback
-interface. The launcher itself computes nothing: it watches the processes, ends all of them when one fails or
-shows no sign of life, restarts them while restarts remain, and reports a failure in one line.
+A :class:`Pool` does independent jobs. :func:`run_in_processes` runs this command in several processes, which
+compute one result together. They meet in a private folder, without an open port, and exchange over the
+loopback interface. The launcher itself computes nothing: it watches the processes, ends all of them when one
+fails or shows no sign of life, restarts them while restarts remain, and reports a failure in one line.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ class Children:
 
         Args:
             environment: environment variables in addition to those of this process.
-            piped: whether the child's stdin and stdout are pipes to this process.
-            show: whether the child writes to this process's stdout and stderr. Otherwise stderr goes to a
-                file, and stdout is dropped unless ``piped``.
+            piped: whether the child's stdin and stdout are pipes to this process. Otherwise stdin is empty.
+            show: whether the child shares this process's stderr and, unless ``piped``, this process's stdout.
+                Otherwise stderr goes to a file, and stdout, unless ``piped``, is dropped.
         """
         number = len(self.all)
         parent_end, child_end = socket.socketpair()  # the child sends its signs of life here
@@ -296,11 +296,11 @@ class RestartableError(OperationError):
     """The loss of a process, after which all processes may be restarted."""
 
 
-def start(
+def run_in_processes(
     argv: Sequence[str], nproc: int, *, timeout: float, threads: int | None, restarts: int = 0,
     hint: Callable[[], str], log: Path | None = None, show_output: bool = True,
 ) -> int:  # fmt: skip
-    """Run ``landscape`` in ``nproc`` processes, and return their common exit code.
+    """Run ``landscape`` in ``nproc`` processes until all have ended, and return their common exit code.
 
     Args:
         argv: the command-line arguments of every process.
@@ -317,7 +317,7 @@ def start(
     """
     for attempt in range(restarts + 1):
         with Children() as children:
-            # The variables that torchrun sets, and those with which the processes find one another.
+            # The variables that torchrun sets, and the variables with which the processes find one another.
             environment = {
                 "WORLD_SIZE": str(nproc),
                 "LOCAL_WORLD_SIZE": str(nproc),
@@ -346,7 +346,7 @@ def start(
 
 
 def _watch(children: Children, timeout: float) -> int:
-    """Wait for the end of all children, and return the exit code; raises the errors of :func:`start`."""
+    """Wait for the end of all children, and return the exit code of :func:`run_in_processes`, or raise."""
     failures, deadline = FolderStore(children.folder), 0.0
     while True:
         children.check()

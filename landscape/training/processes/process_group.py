@@ -100,10 +100,11 @@ class Group(Processes):
 
         Args:
             device, timeout: as for the class.
-            exchange_timeout: the longest time of an exchange (s); default: ``timeout``.
+            exchange_timeout: the longest time of an exchange (s), which may be longer than ``timeout``;
+                default: ``timeout``.
 
         Raises InputError if the address is missing or wrong; OperationError if a port is in use, or if a
-        process does not join in time.
+        process does not join within ``timeout``.
         """
         group = cls(device, timeout)
         # ``_store`` is for signs of life and failures.
@@ -121,7 +122,9 @@ class Group(Processes):
         try:
             if group.backend == "nccl":  # only the thread that starts NCCL may use it
                 init()
-            else:  # init() may hang, or wait for a longer ``exchange_timeout``: within() then raises an error
+            else:
+                # init() may hang, or wait as long as ``exchange_timeout``. within() raises an error after
+                # ``timeout`` and some seconds.
                 within(timeout + LOST_AFTER, init)
         except (RuntimeError, TimeoutError) as error:
             words = f"the processes cannot meet ({first_line(error)})"

@@ -357,7 +357,7 @@ def paper_recipe_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | 
     samples = SAMPLES[series.task]
     data = changes.get("data")
     if isinstance(data, dict) and isinstance(data.get("subset"), int) and data["subset"] > 0:
-        samples = data["subset"]  # other values are refused later, with all keys of the recipe
+        samples = data["subset"]  # any other value raises an error later, when all keys are checked
     steps = max(1, round(epochs * samples / batch))
     task_tables = _task_tables(series.task, share=epochs / EPOCHS[series.task])
     noise = {"sigma": SIGMA[model]} if algorithm == "ssgd-noise" else {}

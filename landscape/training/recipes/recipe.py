@@ -29,7 +29,7 @@ from landscape.training.topology import is_file, stored_matrices
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
 
 # The tables whose name may be MODULE:NAME.
-CODE = ("model", "data")
+CODE_TABLES = ("model", "data")
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Recipe:
             'awc'
         """
         name, values = self.part(table)
-        if not (table in CODE and is_user_defined(name)):
+        if not (table in CODE_TABLES and is_user_defined(name)):
             values = NAMED[table].options(name, values)
         return Spec(name, values, called=True)
 
@@ -177,7 +177,7 @@ class Recipe:
     @property
     def names_code(self) -> bool:
         """Return whether its model or data is MODULE:NAME."""
-        return any(is_user_defined(self.spec(table).name) for table in CODE)
+        return any(is_user_defined(self.spec(table).name) for table in CODE_TABLES)
 
     def rule(self) -> Rule:
         """Make the update rule that the table "algorithm" describes.
@@ -334,17 +334,18 @@ def read(
     values = built_in.paper_recipe_values(recipe, new_tables)
     if values is None:  # a bundled file's name, or a file
         values = built_in.file_values(recipe)
-    else:
-        changes.pop("epochs", None)  # paper_recipe_values has applied this key
+    else:  # ``epochs`` is no key of a recipe; paper_recipe_values() has set ``steps`` by it
+        changes.pop("epochs", None)
     values = with_changes(values, changes)
-    tables_to_check = () if allow_code else CODE
+    tables_to_check = () if allow_code else CODE_TABLES
     for table in tables_to_check:
         name = keys.table_name(values, table)
         # A setting may name code; the file may not.
         if isinstance(name, str) and is_user_defined(name) and name != keys.table_name(new_tables, table):
             text = f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may not name"
-            setting = f"the setting {table}.name={name} yourself"
-            raise InputError(text, give={"allow_code": True}, otherwise=setting)
+            # The message ends with "; give allow_code=True or the setting … yourself".
+            alternative = f"the setting {table}.name={name} yourself"
+            raise InputError(text, give={"allow_code": True}, otherwise=alternative)
     return from_values(values)
 
 

@@ -204,7 +204,7 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
     """Return the settings of a :class:`.Recipe` that have no effect, except default values.
 
     Returns:
-        Key -> (the key's value, what the recipe lacks for an effect of the key, in words).
+        Key -> (the key's value, the conditions under which the key would have an effect, in words).
     """
     schedule, monitor, rule = recipe.schedule, recipe.monitor, recipe.rule()
     run_optimizer = optimizer.make(*recipe.part("optimizer"))
@@ -214,8 +214,8 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
     keys_of_instruments = {key for name in instruments for key in registry.instruments[name].reads}
     # Some rules move w_a along the mean gradient only in some steps; the first 99 steps include one of these.
     follows_mean = any(rule.follows_mean_direction(step) for step in range(1, 100))
-    # A condition may name keys of its table, and the keys of this dict: two numbers, then facts. A fact is
-    # true unless its value is False, 0 or empty.
+    # A condition may name a key of its table or a key of this dict. ``learners`` and ``steps`` are
+    # numbers for comparisons. Every other entry is true unless its value is False, 0 or empty.
     facts = {
         "learners": recipe.learners,
         "steps": recipe.steps,
@@ -230,7 +230,7 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
             if values.get(key) == defaults.get(key):
                 continue
             term_values = {**facts, **values, IS_READ: key in keys_of_instruments}
-            # "A and B or C" has the alternatives "A and B" and "C". For each, the terms that are not true.
+            # "A and B or C" has the alternatives "A and B" and "C". ``unmet`` has the false terms of each.
             unmet = []
             for alternative in condition.split(" or "):
                 unmet_terms = [term for term in alternative.split(" and ") if not _is_true(term, term_values)]
@@ -239,9 +239,9 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
                 settings[f"{where}.{key}"] = values[key], " or ".join(dict.fromkeys(unmet))
     spec = recipe.spec("optimizer")
     groups = spec.options.pop(optimizer.GROUPS, {})
-    # Groups have no effect if all of them have the optimizer and the options of the parameters in no group.
-    without_group = {"name": spec.name, "lr_factor": 1.0, **spec.options}
-    if all(group == without_group for group in groups.values()):
+    # Groups have no effect if all of them have the recipe's own optimizer and options.
+    recipe_optimizer = {"name": spec.name, "lr_factor": 1.0, **spec.options}
+    if all(group == recipe_optimizer for group in groups.values()):
         for pattern in groups:
             value = recipe.optimizer[optimizer.GROUPS][pattern]
             settings[f"optimizer.groups.{pattern}"] = value, "a setting of its own"

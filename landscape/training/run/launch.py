@@ -87,12 +87,13 @@ def launch(
         if not force and is_complete(recipe, folder):
             hooks.message(f"{folder}: complete already, nothing is trained")
             return Checkpoint.load(folder / "last.h5")
-        run_files = storage.check_folder(folder, resume=resume, force=force)  # of a run already there
+        # The files of a run that the folder already holds. With ``force`` they are deleted below.
+        run_files = storage.check_folder(folder, resume=resume, force=force)
         checkpoint = None  # the state to resume from; None: the start of the run
         if resume:
             own_learners = functools.partial(_own_learners, group)
             checkpoint, recipe = _checkpoint_and_recipe(folder, recipe, own_learners, allow_code)
-        if recipe is None:
+        if recipe is None:  # the message ends with "; give resume=True or a recipe's name …"
             words = "a recipe's name (see 'landscape recipes') or a .toml file"
             raise InputError("recipe: missing", give={"resume": True}, otherwise=words)
         if recipe.scalars and writes_files:
@@ -157,7 +158,7 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
         own_learners = f"{role} of learners {learners.start} to {learners.stop - 1}"
         process = f"{socket.gethostname()}, process {os.getpid()}; {group.backend}"
         log(f"rank {group.rank} of {group.size}, {own_learners}, on {group.device}; {process}")
-        message, save = hooks.message, hooks.save  # the functions that the next two call in addition
+        message, save = hooks.message, hooks.save  # the hooks that the two functions below extend by the log
 
         def message_and_log(line: str) -> None:
             log(line)
@@ -298,7 +299,7 @@ class TrainingJob:
     folder: Path
 
 
-#: Called with a run that ends, and its duration (s), or None for a run that was stopped before its end.
+#: Called with a run that has ended or is stopped, and the duration (s), which is None for a stopped run.
 Ended = Callable[[TrainingJob, float | None], None]
 
 
@@ -350,7 +351,8 @@ def train_runs(
 
     Args:
         runs: the recipe and the folder of each run.
-        on_end: called with each run that ends, and with its duration (s) or, if ``until`` stopped it, None.
+        on_end: called when a run has ended or is stopped: with the run and its duration (s). The duration is
+            None if ``until`` stopped the run.
         progress: called with the completed share of the present run (0 to 1), only for runs in this process.
         pool, device, data_dir: the processes, the device, and the folder of data sets.
         until: the time at which the runs stop, in the seconds of time.time(); None: no such time.
@@ -517,10 +519,11 @@ def in_processes(
             recipe_file = Path(recipe_folder, "recipe.toml")
             files.write_text(recipe_file, recipe.to_toml())
             arguments.append(str(recipe_file))
-        exit_code = children.start(
+        exit_code = children.run_in_processes(
             arguments,
             nproc,
             timeout=timeout,
+            # The threads of all processes together; None: OMP_NUM_THREADS says how many each process has.
             threads=None if "OMP_NUM_THREADS" in os.environ else os.cpu_count(),
             restarts=max_restarts,
             hint=lambda: (

@@ -170,7 +170,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
     texts = values_text.split(",", max_splits) if values_text else []
     required = sum(parameter.default is parameter.empty for parameter in parameters)
     if topology is None or not required <= len(texts) <= len(parameters):
-        # Callers read files themselves; the message also names them.
+        # A user may also give a file. The callers of this function read files; only the message is here.
         allowed = f"{', '.join(forms())}, or a .csv, .txt or .npy file with an n × n matrix"
         raise InputError(f"{where}: '{spec}' is not known (allowed: {allowed})")
     try:
@@ -178,10 +178,10 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         values = []
         for parameter, text in zip(parameters, texts, strict=False):  # the last parameters may have defaults
             values.append(_parsed_value(parameter.name, text, hints.get(parameter.name, Any)))
-        # Axis 1: the rows must sum to 1; axis 0: so must the columns.
+        # ``axes``: the sums over axis 1, of rows, and over axis 0, of columns, must be 1.
         cycle = [_checked_matrix(m, n, axes=(1, 0), tolerance=_ROUNDING) for m in topology(n, *values)]
         if not cycle and topology is not random_matching:  # random matching draws a matrix for each step
-            raise InputError("it must return at least one matrix")
+            raise InputError("it must return at least one matrix")  # the end of the message below
     except LandscapeError as reason:
         raise InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}") from None
     return cycle

@@ -105,8 +105,8 @@ def _simple_base(n: int, k: int) -> list[Array]:
     In base k + 1, n = a₁(k + 1)^p₁ + a₂(k + 1)^p₂ + … with p₁ > p₂ > …. Group j has a_j pieces of (k + 1)^p_j
     learners. First, the learners of each group average. Then, one group after the other exchanges with all
     later groups: each learner of the later groups exchanges with one learner of each piece of the group.
-    After that, three means are equal: over each piece, over the later groups, and over the group together
-    with the later groups. Last, the learners of each piece average.
+    After the exchange of a group, the mean over each piece of the group is equal to the mean over the later
+    groups. Last, the learners of each piece average.
     """
     if _smooth_part(n, k) == n:  # no prime factor of n is above k + 1
         return _cubes(n, k)
@@ -117,7 +117,7 @@ def _simple_base(n: int, k: int) -> list[Array]:
         if a:
             groups.append((a, piece))
     starts = np.cumsum([0, *(a * piece for a, piece in groups)])  # the first learner of each group, then n
-    # For each group, the matrices of a hyper-hypercube's steps, after which it has averaged.
+    # For each group, the matrices of a hyper-hypercube's steps. After these steps the group has averaged.
     cubes = [_cubes(a * piece, k) for a, piece in groups]
     steps = []
     for t in range(len(cubes[0])):  # the first group is the largest, and needs the most steps
@@ -129,15 +129,17 @@ def _simple_base(n: int, k: int) -> list[Array]:
     last = len(groups) - 1
     for t in range(round(math.log(groups[0][1], k + 1)) + 1):  # p₁ + 1 steps
         m = np.eye(n)
-        if t < last:
-            # The learners of the later groups; their order decides only who exchanges with whom.
+        if t < last:  # in step t, group t exchanges with all later groups
+            # The learners of the later groups; the order decides only who exchanges with whom.
             later = [i for j in range(last, t, -1) for i in range(starts[j], starts[j + 1])]
             a, piece = groups[t]
             _exchange(m, starts[t], a, piece, later, k)
         for j, (a, piece) in enumerate(groups):
-            first_step = j + 1 if j < last else last  # the step after the group's last exchange
+            # Group j exchanges in the steps 0, …, j, and the last group in the steps 0, …, last − 1. After
+            # these steps the group averages.
+            first_step = min(j + 1, last)
             if t >= first_step:
-                # A piece of one learner has nothing to average; then the whole group averages.
+                # The learners of each piece average. If the pieces are single learners, the group averages.
                 cube = cubes[j] if piece == 1 else [np.kron(np.eye(a), c) for c in _cubes(piece, k)]
                 m[starts[j] : starts[j + 1], starts[j] : starts[j + 1]] = cube[(t - first_step) % len(cube)]
         steps.append(m)
