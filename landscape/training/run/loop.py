@@ -45,7 +45,7 @@ class Hooks:
         save: takes a checkpoint when one is due; the checkpoint owns its tensors and does not change later.
         message: takes a line for the user.
         step: takes the number of steps done and the total, after each step.
-        row: takes each row of the history, once the row is complete: after the next step.
+        row: takes each row of the history, once the row is complete: after the next step, or at the end.
     """
 
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
@@ -94,7 +94,7 @@ class Trainer:
             recipe, initial = setup.read_initial(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
         data = dataset or user_code.load_data("data", recipe.spec("data"), data_dir)
-        # Sets ``train_problem`` and ``test_problem``, ``stack`` (computes the learners' minibatch gradients),
+        # Sets, among others, ``train_problem``, ``stack`` (computes the learners' minibatch gradients),
         # ``parts`` (the learners' parts of the training set), and ``minibatches`` (draws the minibatches).
         self._make_problems(data, initial, checkpoint, torch.device(device))
         self.algorithm, _ = recipe.part("algorithm")  # the name of the update rule
