@@ -86,9 +86,9 @@ def test_what_cannot_be_replayed_is_called(
     with caplog.at_level(logging.INFO, "landscape.core.devices"):
         for _ in range(6):
             captured(function, torch.ones(2))
-    assert captured.reason.startswith(reason)
+    assert captured.failure.startswith(reason)
     assert captured.replays <= 1
-    assert [r.message for r in caplog.records] == [f"<lambda> is not replayed: {captured.reason}"]
+    assert [r.message for r in caplog.records] == [f"<lambda> is not replayed: {captured.failure}"]
 
 
 @pytest.mark.parametrize("make", [mlp, conv])

@@ -97,7 +97,7 @@ def test_a_small_file_takes_little_memory(sound: Path, tmp_path: Path) -> None:
 
     path = changed(sound / "surface.h5", tmp_path / "x.h5", instead("loss", bomb))
     assert path.stat().st_size < 1_000_000
-    with pytest.raises(OperationError, match="/loss: shape .* is too much for its size"):
+    with pytest.raises(OperationError, match="/loss: shape .* is too much for this file"):
         landscape.load(path)
 
 

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 import landscape
 from landscape import InputError, OperationError, Problem
 from landscape.checkpoint import user_code
-from landscape.checkpoint.states import MOST, read_state
+from landscape.checkpoint.states import MAX_BYTES, read_state
 from landscape.checkpoint.user_code import as_data, load_loss, parse
 from tests import problems
 from tests.conftest import Command
@@ -572,7 +572,7 @@ def test_an_index_names_its_own_folder_and_what_is_there(folder: Path) -> None:
         with pytest.raises(OperationError, match="index.json: "):
             landscape.import_state(own, model)
     with index.open("wb") as file:
-        file.truncate(MOST + 1)
+        file.truncate(MAX_BYTES + 1)
     with pytest.raises(OperationError, match="at most"):
         landscape.import_state(own, model)
 

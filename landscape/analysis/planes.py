@@ -111,7 +111,7 @@ def _normalize(direction: Tensor, center: Tensor, norm: str) -> None:
     d.mul_((target_norms / norms.where(norms > 0, 1.0)).to(d)[:, None])
 
 
-@checked("problem")
+@checked(unchecked=("problem",))
 def between(
     problem: Problem | Run,
     weights: Sequence[Weights] | Tensor,
@@ -188,7 +188,7 @@ def between(
     return _plane(problem, center, "between", rows, networks, names, directions, plane_seed, axes=axes)
 
 
-@checked("problem")
+@checked(unchecked=("problem",))
 def pca_plane(
     problem: Problem | Run, weights: Sequence[Weights] | Tensor, labels: Sequence[str] = ()
 ) -> Plane:
@@ -229,7 +229,7 @@ def pca_plane(
 
 
 @numerics(1)
-@checked("problem")
+@checked(unchecked=("problem",))
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
     """Return the plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 

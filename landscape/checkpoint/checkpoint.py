@@ -191,7 +191,7 @@ class Checkpoint(Shown):
             origin |= {"source": path.name, "source_sha256": digest}
         return origin
 
-    @checked("model", "loss")
+    @checked(unchecked=("model", "loss"))
     def problem(
         self,
         split: str | None = None,
@@ -207,11 +207,12 @@ class Checkpoint(Shown):
         metrics: Metrics | None = None,
         samples: Count | None = None,
     ) -> Problem:
-        """Return the run's model and data as a :class:`landscape.Problem`, centered on w_a or on one learner.
+        """Return the run's model and data as a :class:`landscape.Problem`, at w_a or at a learner's weights.
 
-        With w_a, floating-point buffers are averaged over the learners; integer buffers are those of learner
-        0. BatchNorm's statistics at w_a are read from the run or, if the run did not record them, estimated
-        on the training set. Model, data and loss may also be names "MODULE:NAME".
+        At w_a, the mean of the learners' weights, floating-point buffers are averaged over the learners, and
+        integer buffers are those of learner 0. BatchNorm's statistics at w_a are read from the run. If the
+        run did not record them, they are estimated on the training set. Model, data and loss may also be
+        names "MODULE:NAME".
 
         Args:
             split: "train" (the default) or "test".
@@ -229,8 +230,8 @@ class Checkpoint(Shown):
 
         Raises:
             InputError: a split or a learner that does not exist, or more samples than the split has.
-            OperationError: a model or data that is missing, the run's data set with another fingerprint, or
-                weights that are NaN, infinite or do not fit the model.
+            OperationError: the model or the data is missing, the data set's fingerprint is not the recorded
+                one, or the weights are NaN, infinite or do not fit the model.
 
         Example:
             >>> data, loss = (torch.randn(9, 3), torch.randint(2, (9,))), torch.nn.functional.cross_entropy
@@ -289,11 +290,12 @@ class Checkpoint(Shown):
             words = f"{where}: its data is '{data_name}', which a file cannot bring along"
             raise OperationError(words, give={"data": text_of(data_name, self.data["options"])})
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
-        # A stored buffer has a row for each learner: take the mean of the rows, or the learner's row.
+        # A stored buffer has a row for each learner. Take the mean of the rows, or the learner's row.
         take = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         network = self._network(where, model)
         set_tensors(network, {name: take(rows) for name, rows in self.buffers.items()}, where)
-        criterion = dataset.loss if isinstance(loss, str) else loss  # a string is "data" here
+        # The only string is "data", for the data set's loss. Names "MODULE:NAME" were replaced by objects.
+        criterion = dataset.loss if isinstance(loss, str) else loss
 
         def problem_on(split: str) -> Problem:
             return Problem(network, criterion, dataset.split(split), weights=center, **options)
@@ -384,8 +386,10 @@ class Checkpoint(Shown):
 
         Args:
             path: the file.
-            learners: n, if several processes have the learners.
-            rows: returns an iterator over all n rows of a tensor of :meth:`stacked`.
+            learners: the number of learners in the run, if this process has only some of them; default: the
+                learners of this checkpoint.
+            rows: takes a tensor of :meth:`stacked`, and returns an iterator over its rows for all learners in
+                the run.
 
         Raises:
             OperationError: the file cannot be written.
@@ -407,8 +411,7 @@ class Checkpoint(Shown):
 
         Args:
             file: the open file.
-            learners: n, if several processes have the learners; default: the learners of this checkpoint.
-            rows: takes a tensor of :meth:`stacked`, and returns an iterator over its rows for all n learners.
+            learners, rows: as for :meth:`save`.
         """
         n = self.learners if learners is None else learners
         for group in history.STACKED + history.COMMON:

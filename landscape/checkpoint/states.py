@@ -32,9 +32,10 @@ SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 INDEX, PART = ".index.json", re.compile(r"(.+)-\d{5,6}-of-\d{5,6}(\.\w+)")
 # The index and a part of torch.distributed.checkpoint, whose own reader runs what the index names.
 METADATA, DISTRIBUTED = ".metadata", ".distcp"
-# The largest index that is read, in bytes (our choice: that of 671 billion parameters in 163 files has 9 MB),
-# and the depth of dicts in which a state is looked for (our choice).
-MOST, DEPTH = 32 << 20, 8
+# The largest size, in bytes, of an index or an adapter's configuration (our choice: the index of a model with
+# 671 billion parameters in 163 files has 9 MB).
+MAX_BYTES = 32 << 20
+DEPTH = 8  # the number of levels of nested dicts in which a state is looked for (our choice)
 # Zip archives that torch.save did not write: a file in it -> (a name for the archive, code for its weights).
 OTHERS = {
     "constants.pkl": ("a TorchScript archive", "torch.jit.load({!r}).state_dict()"),
@@ -120,15 +121,16 @@ def state_in(
     Args:
         where: the file, for messages.
         loaded: the nested dicts.
-        message: a function that receives a line of text with the keys of the dict.
+        message: a function that receives a line of text with the keys that lead to the returned dict.
         names: the names of the model's tensors. They decide between several dicts of weights, such as those
-            of a discriminator and a generator.
+            of a discriminator and a generator. Without names, several dicts are an error.
         saving_code: the Python code that the error message shows, which saves one of several dicts in a file
-            of its own; […] stands for the keys of this dict.
+            of its own; […] stands for the keys that lead to this dict.
 
     Raises:
         OperationError: there is no dict of weights, or there are several.
     """
+    # Each dict by the tuple of keys that leads to it; () leads to the outermost dict.
     dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_nested_dicts(loaded, keys=(), yielded_ids=set()))
     key_paths = [keys for keys, state in dicts.items() if any(_is_weights(t) for t in state.values())]
     if not key_paths:  # then dicts with only integer tensors, or tensors without a dimension, count too
@@ -138,11 +140,11 @@ def state_in(
     if not key_paths:
         raise OperationError(f"{where}: holds no tensors by name, a model's state_dict() is needed")
     if len(key_paths) > 1:
-        endings = tuple(names)  # the names in a dict may have a prefix
-        with_names = [keys for keys in key_paths if any(name.endswith(endings) for name in dicts[keys])]
-        key_paths = with_names or key_paths
+        # Keep the dicts with a tensor of the model. A wrapper may have put a prefix before the tensor's name.
+        suffixes = tuple(names)
+        with_own_names = [keys for keys in key_paths if any(name.endswith(suffixes) for name in dicts[keys])]
+        key_paths = with_own_names or key_paths
     if len(key_paths) > 1:
-        # The outermost dict has no keys.
         titles = ", ".join(repr(".".join(keys)) if keys else "the outermost" for keys in key_paths)
         first_nested = next(keys for keys in key_paths if keys)
         example = saving_code.replace("[…]", "".join(f"[{key!r}]" for key in first_nested))
@@ -186,7 +188,7 @@ def _model_in(folder: Path) -> Path:
 def _weight_map(index: Path) -> dict[str, Path]:
     """Return the file of each tensor, by its name; all files must be in the folder of the index."""
     with readable(index):
-        files = json.loads(read_regular(index, MOST))["weight_map"].items()
+        files = json.loads(read_regular(index, MAX_BYTES))["weight_map"].items()
         return {name: index.with_name(file) for name, file in files}  # with_name refuses other folders
 
 
@@ -232,7 +234,7 @@ def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
     The tensors in the dicts are on the device "meta"; values other than tensors are None. The index holds
     :class:`_Inert` objects, whose attributes are in ``state``.
     """
-    with open_regular(path, MOST) as file, readable(path):
+    with open_regular(path, MAX_BYTES) as file, readable(path):
         try:
             index = _Index(file).load().state
         except OperationError as error:
@@ -322,13 +324,13 @@ def _load(path: Path) -> Any:
         try:
             # Scripts save their options with the weights, as a Namespace, a class without code of its own.
             with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-                warnings.simplefilter("ignore")  # torch warns of its own quantized tensors
+                warnings.simplefilter("ignore")  # for quantized tensors torch calls its own deprecated code
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
         except pickle.UnpicklingError as error:
-            saved = f"saved = torch.load({str(path)!r}, weights_only=False)"
-            weights = "saved.state_dict() of a model, or saved['state_dict'] of a checkpoint"
-            words = "not a file of weights alone, and code from a file is never run; if you trust it, let"
-            raise OperationError(f"{path}: {words} {saved}, and torch.save {weights}") from error
+            fault = "not a file of weights alone, and code from a file is never run"
+            load = f"let saved = torch.load({str(path)!r}, weights_only=False)"
+            save = "torch.save saved.state_dict() of a model, or saved['state_dict'] of a checkpoint"
+            raise OperationError(f"{path}: {fault}; if you trust it, {load}, and {save}") from error
 
 
 def _is_archive(path: Path, file: IO[bytes]) -> bool:

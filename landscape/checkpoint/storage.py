@@ -247,7 +247,7 @@ class ResultFile:
         Example:
             >>> import tempfile, landscape
             >>> with landscape.open(f"{tempfile.mkdtemp()}/two.h5", "w") as file:
-            ...     file.add(surface)
+            ...     file.add(surface)  # a result of landscape.contour
             ...     file.add(surface.compact())
             ...     len(file)
             2
@@ -275,7 +275,7 @@ class ResultFile:
             >>> path = f"{tempfile.mkdtemp()}/one.h5"
             >>> for _ in range(2):
             ...     with landscape.open(path, "a") as file:
-            ...         [same] = file.once({"grid": 3}, lambda: [surface])
+            ...         [same] = file.once({"grid": 3}, lambda: [surface])  # a result of landscape.contour
             ...         file.written
             True
             False
@@ -308,7 +308,7 @@ class ResultFile:
         Example:
             >>> import tempfile, landscape
             >>> path = f"{tempfile.mkdtemp()}/two.h5"
-            >>> landscape.save([surface, surface.compact()], path)
+            >>> landscape.save([surface, surface.compact()], path)  # surface: a result of landscape.contour
             >>> with landscape.open(path, "a") as file:
             ...     file.keep(file[:1])
             >>> landscape.load(path).center.shape
@@ -326,7 +326,7 @@ class ResultFile:
         Example:
             >>> import tempfile, landscape
             >>> file = landscape.open(f"{tempfile.mkdtemp()}/one.h5", "w")
-            >>> file.add(surface)
+            >>> file.add(surface)  # a result of landscape.contour
             >>> file.close()
         """
         self._close(write=True)
@@ -345,11 +345,13 @@ class ResultFile:
         """Return the stored result that a computation resumes; None if there is none.
 
         Results that were completed since the file was opened, and results of weights in another file, are
-        left out.
+        left out. If no result can be resumed, the first one that differs is removed, with a warning. This
+        needs a file opened with ``replace``.
 
         Args:
             kind: the class of the result.
-            differs: a function that returns, in words, how a result differs from the computation; "" if not.
+            differs: a function that takes a stored result, and returns, in words, how it differs from the
+                computation; "" if it does not differ.
             source: the SHA-256 of the file with the weights; "" for weights without a file.
             x, y: the coordinates of the computation's grid.
 
@@ -361,14 +363,15 @@ class ResultFile:
                 fit the computation and was not opened with ``replace``.
 
         Example:
-            >>> import tempfile, landscape
+            >>> import tempfile, numpy as np, landscape
+            >>> x = y = np.linspace(-1, 1, 3)
             >>> with landscape.open(f"{tempfile.mkdtemp()}/one.h5", "w") as file:
-            ...     file.earlier(landscape.Surface, lambda result: "", "", surface.x, surface.y) is None
+            ...     file.earlier(landscape.Surface, lambda result: "", "", x, y) is None
             True
         """
         self._check_writable()
         self.resumed = self._current = None
-        unfit_results = []
+        first_unfit: tuple[Result, str] | None = None  # and how it differs from the computation
         for entry in self._entries:
             result = entry.result
             if entry.completed_since_open or _different_sources(source, getattr(result, "source_sha256", "")):
@@ -378,9 +381,9 @@ class ResultFile:
                 self._check_points(result, x, y)
                 self.resumed, self._current = result, entry
                 return result
-            unfit_results.append((result, difference))
-        if unfit_results:  # an error, unless the file was opened with ``replace``
-            self.drop(*unfit_results[0])
+            first_unfit = first_unfit or (result, difference)
+        if first_unfit:
+            self.drop(*first_unfit)  # raises OperationError unless the file was opened with ``replace``
         return None
 
     def only(self, sources: Sequence[str]) -> None:
@@ -395,8 +398,8 @@ class ResultFile:
         Example:
             >>> import tempfile, landscape
             >>> path = f"{tempfile.mkdtemp()}/one.h5"
-            >>> landscape.save([surface], path)
-            >>> with landscape.open(path, "a") as file:  # it does not say whose weights it is of
+            >>> landscape.save([surface], path)  # a result of landscape.contour, of weights without a file
+            >>> with landscape.open(path, "a") as file:
             ...     file.only(["6ba7b810"])
             ...     len(file)
             1
@@ -418,7 +421,7 @@ class ResultFile:
         Example:
             >>> import tempfile, warnings, landscape
             >>> path = f"{tempfile.mkdtemp()}/two.h5"
-            >>> landscape.save([surface, surface.compact()], path)
+            >>> landscape.save([surface, surface.compact()], path)  # surface: a result of landscape.contour
             >>> with landscape.open(path, "a", replace=True) as file:
             ...     with warnings.catch_warnings(action="ignore"):
             ...         file.drop(file[0], "it is too large")
@@ -442,12 +445,14 @@ class ResultFile:
             raise self._conflict(f"{words} {before - after:,} would be lost; {finer}")
 
     def put(self, result: Result, *, finished: bool) -> None:
-        """Replace the unfinished result that :meth:`earlier` or the last call left; else add a result.
+        """Store the present result of a computation, and write the file.
+
+        The first call adds the result, or replaces the result that the computation resumes (:meth:`earlier`).
+        Each further call replaces the result of the call before.
 
         Args:
             result: a result of the same class as the others in the file.
-            finished: whether the result is complete. A complete result is not resumed before the file is
-                opened again (:meth:`earlier`).
+            finished: whether the computation has ended. The next call then belongs to another one.
 
         Raises:
             OperationError: as for :meth:`add`.
@@ -455,7 +460,7 @@ class ResultFile:
         Example:
             >>> import tempfile, landscape
             >>> with landscape.open(f"{tempfile.mkdtemp()}/one.h5", "w") as file:
-            ...     file.put(surface, finished=False)
+            ...     file.put(surface, finished=False)  # a result of landscape.contour
             ...     file.put(surface, finished=True)
             ...     len(file)
             1
@@ -529,7 +534,7 @@ def open(
     Example:
         >>> import tempfile, landscape
         >>> path = f"{tempfile.mkdtemp()}/surface.h5"
-        >>> surface.save(path)
+        >>> surface.save(path)  # a result of landscape.contour
         >>> with landscape.open(path) as file:
         ...     [type(result).__name__ for result in file]
         ['Surface']

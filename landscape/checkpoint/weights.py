@@ -108,15 +108,16 @@ def fitting_tensors(
 ) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
     """Yield (name in the model, tensor of the state); raise OperationError for a tensor that does not fit.
 
-    The state may have only one name of a tied tensor. BatchNorm's counts of batches may be missing (files
-    older than PyTorch 0.4.1 have no counts). If the model has frozen parameters and the state has none of
-    them, it is that of an adapter. Then the model's own frozen parameters and buffers are yielded, too.
+    A tied tensor has several names in the model. One of these names is enough in the state. BatchNorm's
+    counters ``num_batches_tracked`` may be missing, as in files older than PyTorch 0.4.1. If the model has
+    frozen parameters and the state has none of them, the state is that of an adapter. The model's own frozen
+    parameters and buffers are then yielded together with the adapter's tensors.
     """
     # The constants are the frozen parameters and the buffers.
     constants, parameters = _constants(model), dict(model.named_parameters())
     frozen = constants.keys() & parameters.keys()
     if frozen and not frozen & state.keys():
-        # The adapter's file leaves out the adapter's name, which the names in the model contain.
+        # The names in the model contain the adapter's name. The names in the adapter's file do not.
         names_in_model = {ADAPTER.sub(r"\1", key): key for key in parameters.keys() - frozen}
         state = constants | {names_in_model.get(key, key): value for key, value in state.items()}
         message(f"{path}: an adapter; the frozen parameters of {name} do not change")
@@ -201,7 +202,7 @@ def import_state(
     slices, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
     weights, buffers = list[Tensor](), list[dict[str, Tensor]]()  # an entry for each learner
     for path in state_paths:
-        _check_scale(path, model)
+        _check_lora_scale(path, model)
         state = unwrapped_state(path, states.read_state(path, message, names), names, message)
         theta, other_tensors = torch.empty(layout.size, dtype=torch.float32), dict[str, Tensor]()
         # The tensors come one by one, so that memory never holds all of them beside θ.
@@ -217,7 +218,7 @@ def import_state(
     for path in state_paths:
         for file in states.files_of(path):
             recipe += f'[[import]]\nfile = {json.dumps(file.name)}\nsha256 = "{hdf5.sha256(file)}"\n'
-    # Counts of batches may be missing in some of the files.
+    # Only the buffers that all files have: some may lack BatchNorm's counters ``num_batches_tracked``.
     common_names = [key for key in buffers[0] if all(key in learner_buffers for learner_buffers in buffers)]
     return Checkpoint(
         weights=torch.stack(weights) if len(weights) > 1 else weights[0][None],  # one learner: no copy
@@ -348,14 +349,14 @@ def networks_of(problem: Problem, weights: Any, labels: Sequence[str] = ()) -> l
     return [network_of(problem, row, name) for row, name in zip(rows, names, strict=True)]
 
 
-def _check_scale(path: Path, model: nn.Module) -> None:
-    """Raise OperationError for an adapter of peft whose factor of products is not the model's."""
+def _check_lora_scale(path: Path, model: nn.Module) -> None:
+    """Raise OperationError if a file of peft has a LoRA adapter with another scale than the model's."""
     of_layers = [getattr(module, "scaling", None) for module in model.modules()]
     model_scales = {scale for scales in of_layers if isinstance(scales, dict) for scale in scales.values()}
     file = (path if path.is_dir() else path.parent) / "adapter_config.json"
     if model_scales and file.is_file():
         with states.readable(file):
-            config = json.loads(read_regular(file, states.MOST))
+            config = json.loads(read_regular(file, states.MAX_BYTES))
             scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
         if not min(abs(scale - one) for one in model_scales) <= 1e-9 * scale:
             words = f"{scale:g}, the model's is {', '.join(f'{one:g}' for one in sorted(model_scales))}"
@@ -369,7 +370,7 @@ def _content_of_file(path: Path, name: str, model: nn.Module) -> Any:
         ends_in(name, path, (".h5", *states.SUFFIXES))
     try:
         if foreign:
-            _check_scale(path, model)
+            _check_lora_scale(path, model)
         return states.read_state(path, names=names) if foreign else load(path)
     except LandscapeError as error:
         raise type(error)(f"{name}: {error}") from error

@@ -92,9 +92,10 @@ def analysis(
         2
     """
 
-    def declare(function: Callable[P, T]) -> Callable[P, T]:
+    def decorator(function: Callable[P, T]) -> Callable[P, T]:
         signature, name = inspect.signature(function), function.__name__
         first_name = next(iter(signature.parameters))
+        # ``shorter`` is a part of the message that a long call shows with its progress.
         with_progress = shows_progress(shorter)(function) if "progress" in signature.parameters else function
 
         def bind(args: Any, kwargs: Any, *unchecked: str) -> BoundArguments:
@@ -117,12 +118,12 @@ def analysis(
             all_arguments = arguments | arguments.get("about", {})  # the keys of **about are arguments, too
             not_compared = ("progress", "about")
             compare_ranks(name, {key: all_arguments[key] for key in all_arguments if key not in not_compared})
-            # The function itself checks its first argument.
-            check_arguments(function, arguments, first_name, *unchecked)
+            # The function itself checks its first argument, which may also be a run.
+            check_arguments(function, arguments, unchecked=(first_name, *unchecked))
             problem_or_run: Any = arguments.get(first_name)
             if "about" in signature.parameters:
-                # The label is the problem's own attribute ``name``. Another object may have a ``name`` in its
-                # class, such as a method, which is no label.
+                # The label is the object's own attribute ``name``. If the object's class has a ``name``, such
+                # as a method, that is no label.
                 problem_name = getattr(problem_or_run, "__dict__", {}).get("name")
                 origin = {"label": problem_name} if problem_name else {}
                 if is_run(problem_or_run):
@@ -143,8 +144,8 @@ def analysis(
         def need_of(arguments: Mapping[str, Any]) -> Need | None:
             """Return the memory that a call with these arguments needs; None if there is no forecast."""
             problem = arguments[first_name]
-            # Only a Problem has the property ``chunk_bytes``. Any other object is a problem on several ranks,
-            # for which there is no forecast, or is refused by the function itself.
+            # Only a Problem has the property ``chunk_bytes``. There is no forecast for a first argument of
+            # another class, such as a problem on several ranks.
             if need is None or not hasattr(type(problem), "chunk_bytes"):
                 if hasattr(problem, "ranks") and arguments.get("max_memory") is not None:
                     raise InputError("max_memory: not allowed for a problem on several ranks (no forecast)")
@@ -172,12 +173,12 @@ def analysis(
             call = bind(args, kwargs, *none_arguments)
             return need_of(call.arguments), call.arguments
 
-        takes_run = of_the_run is None  # and not the run's problem
+        takes_run_itself = of_the_run is None
         forecast_or_none = forecast if need else None
-        ANALYSES[decorated] = Analysis(decorated, group, options, variant, takes_run, forecast_or_none)
+        ANALYSES[decorated] = Analysis(decorated, group, options, variant, takes_run_itself, forecast_or_none)
         return numerics(version)(decorated) if version else decorated
 
-    return declare
+    return decorator
 
 
 def memory_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[int, Mapping[str, Any]]:

@@ -315,11 +315,11 @@ def _modes() -> object:
 
 @contextlib.contextmanager
 def branches(device: torch.device) -> Iterator[Callable[[int], contextlib.AbstractContextManager[object]]]:
-    """Return a context in which, if a CUDA graph records, parts of a computation get streams of their own.
+    """Return a context in which the parts of a computation get different streams of a CUDA device.
 
-    A replay of the graph then computes the parts at the same time. Without a recording all parts have the
-    same stream. More streams would not be faster: the host needs longer to start the kernels than the device
-    needs to compute them.
+    This happens only while a CUDA graph is recorded. A replay of the graph then computes the parts at the
+    same time. Without a recording several streams would not be faster, because the host starts the kernels
+    more slowly than the device computes them.
 
     Yields:
         A function that takes the number of a part, from 0, and returns the context in which to compute it. No
@@ -366,7 +366,7 @@ class Captured:
     the function is called each time, and the log of ``landscape.core.devices`` has the reason.
 
     Attributes:
-        reason: why the function cannot be replayed; "" if it can, or if it was not recorded yet.
+        failure: why the function cannot be replayed; "" if it can, or if it was not recorded yet.
         replays: the number of replays.
 
     Example:
@@ -375,7 +375,7 @@ class Captured:
     """
 
     def __init__(self) -> None:
-        self.reason, self.replays, self._calls = "", 0, Counter[object]()
+        self.failure, self.replays, self._calls = "", 0, Counter[object]()
         self._recorded: tuple[object, Graph, list[Tensor], Tensor] | None = None
 
     def __call__(
@@ -398,16 +398,17 @@ class Captured:
                 has more than MAX_NUMBERS numbers for each network.
         """
         device = tensors[0].device
-        # The memory of a recording would not be counted: under a limit of memory nothing is recorded.
-        if device.type not in GRAPHS or self.reason or limit() is not None:
+        # Under a limit of memory nothing is recorded, because the memory of a recording is not counted.
+        if device.type not in GRAPHS or self.failure or limit() is not None:
             return function(*tensors)
         user_is_recording = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         is_excluded = any(t.requires_grad or t.numel() > MAX_NUMBERS * networks for t in tensors)
         if user_is_recording or is_excluded or torch.is_inference_mode_enabled():
             return function(*tensors)
-        inputs = tuple((t.shape, t.dtype, t.device) for t in tensors)
-        outputs = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in written)
-        kind = (inputs, outputs, _modes(), state)  # equal for calls that one recording can replay
+        input_forms = tuple((t.shape, t.dtype, t.device) for t in tensors)
+        written_memory = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in written)
+        # One recording can replay all calls of the same kind.
+        kind = (input_forms, written_memory, _modes(), state)
         if self._recorded and self._recorded[0] == kind:
             return self._replay(tensors).clone()
         if not self._recorded:
@@ -426,43 +427,40 @@ class Captured:
         return result
 
     def _record(
-        self,
-        kind: object,
-        function: Callable[..., Tensor],
-        tensors: Sequence[Tensor],
+        self, kind: object, function: Callable[..., Tensor], tensors: Sequence[Tensor],
         written: Sequence[Tensor],
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return the result of a call; also record the function, and compare a replay with this call."""
-        before: list[Tensor] = []  # copies of ``written`` before the call
+        written_before: list[Tensor] = []  # copies before the call; none if copying fails
         try:
-            before += [t.clone() for t in written]
+            written_before = [t.clone() for t in written]
             with _without_waits() if tensors[0].is_cuda else contextlib.nullcontext():
                 expected = function(*tensors)
         except RuntimeError as error:  # for example, the function waits for the device
-            self._give_up(function, written, before, error)
+            self._give_up(function, written, written_before, error)
             return function(*tensors)
-        after: list[Tensor] = []  # copies of ``written`` after the call
+        written_after: list[Tensor] = []  # copies after the call; none if copying fails
         try:
-            after += [t.clone() for t in written]
+            written_after = [t.clone() for t in written]
             inputs = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in tensors]
             graph = GRAPHS[tensors[0].device.type](tensors[0].device)
             self._recorded = kind, graph, inputs, graph.record(lambda: function(*inputs))
-            _restore(written, before)
-            replayed = self._replay(tensors)  # writes to ``written``, too
-            pairs = zip((replayed, *written), (expected, *after), strict=True)
-            if not all(torch.equal(_bits(one), _bits(other)) for one, other in pairs):
+            _restore(written, written_before)
+            replayed = self._replay(tensors)  # also changes the tensors ``written``
+            pairs = zip((replayed, *written), (expected, *written_after), strict=True)
+            if not all(torch.equal(_bits(of_replay), _bits(of_call)) for of_replay, of_call in pairs):
                 raise ArithmeticError("a replay gives other numbers")
         except Exception as error:  # for example, a function that seeds random numbers cannot be recorded
-            self._give_up(function, written, after, error)
+            self._give_up(function, written, written_after, error)
         return expected
 
     def _give_up(
         self, function: object, written: Sequence[Tensor], values: Sequence[Tensor], error: Exception
     ) -> None:
         """Call the function from now on, and set the tensors ``written`` to ``values``, if there are any."""
-        self.reason, self._recorded = first_words(error), None
+        self.failure, self._recorded = first_words(error), None
         _restore(written, values)
-        LOG.info("%s is not replayed: %s", getattr(function, "__qualname__", "a function"), self.reason)
+        LOG.info("%s is not replayed: %s", getattr(function, "__qualname__", "a function"), self.failure)
 
 
 def _restore(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:

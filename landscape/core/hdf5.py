@@ -41,7 +41,7 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T", bool, int, float, str)
 # Larger coordinates cannot be drawn, because their differences overflow (our choice).
 LARGEST = 1e100
-SCHEMA = r"landscape(\.\w+)+"  # a regular expression for the names of formats
+SCHEMAS = r"landscape(\.\w+)+"  # a regular expression that the names of all formats match
 # The newest version of the formats, which this package writes.
 VERSION = 1
 
@@ -126,9 +126,10 @@ def writing(
             return
         raw.seek(0)
         shutil.copyfileobj(raw, raw_copy, 1 << 20)
-        error = raw.error or raw_copy.error
-        if error:
-            raise error
+        # Both files store a failed write as ``error``. An incomplete copy must not be opened as HDF5.
+        write_error = raw.error or raw_copy.error
+        if write_error:
+            raise write_error
         raw_copy.truncate(raw_copy.tell() - _CHECKSUM_LENGTH)  # without the checksum of ``path``
         with h5py.File(raw_copy, "r+") as file:
             change(file)
@@ -168,7 +169,7 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
     with _opened(path) as (file, is_checksummed):
         try:
             file_schema = file.attrs.get("schema")
-            if not isinstance(file_schema, str) or not re.fullmatch(SCHEMA, file_schema):
+            if not isinstance(file_schema, str) or not re.fullmatch(SCHEMAS, file_schema):
                 raise OperationError(f"{path}: an HDF5 file of another program; give one of landscape")
             if schema is not None and file_schema != schema:
                 raise OperationError(f"{path}: holds a {file_schema}, a {schema} is needed")
@@ -180,7 +181,8 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
             yield file
         except LandscapeError:
             raise
-        except Exception as error:  # the file may contain anything: any other error comes from its content
+        # The file may contain anything. Any other error, also one in the caller's block, counts as damage.
+        except Exception as error:
             raise DamagedError(f"{path}: damaged or incomplete ({first_words(error)})") from error
 
 
@@ -198,10 +200,10 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
                 failure = error
             except (OSError, RuntimeError) as error:
                 failure = OperationError(f"{path}: not a readable HDF5 file ({first_words(error)})")
-            # If the file is faulty, another one may have replaced it at ``path``, and is tried. Its device or
-            # inode, the first two numbers of a stamp, differs. A sound file stays open, and can be read.
-            is_fault_of_old_file = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
-            if not is_fault_of_old_file and not _has_changed(raw, stamp):
+            # By now another file may be at ``path``. Its device or inode, the first two numbers of its stamp,
+            # is then another. The new file is tried only if the open file is faulty.
+            must_try_new_file = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
+            if not must_try_new_file and not _has_changed(raw, stamp):
                 break
             if not attempts_left:
                 raise OperationError(f"{path}: is being replaced by another process; try again later")

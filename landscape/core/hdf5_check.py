@@ -117,7 +117,8 @@ class _FileChecker:
         shape = shape_of(dataset.get_space(), path)
         element_size = element_type.get_size()
         for member in members(element_type):
-            # A text of variable length takes 8 bytes more in the file than its pointer takes in memory.
+            # For a text of variable length, HDF5 states the size of a pointer, 8 bytes. The file has a
+            # reference of 16 bytes in its place.
             if member.get_class() == h5py.h5t.STRING and member.is_variable_str():
                 element_size += 8
         size, stored_size = math.prod(shape) * element_size, dataset.get_storage_size()
@@ -132,7 +133,7 @@ class _FileChecker:
             size = chunks * chunk_bytes
             max_size = EXPANSION * self.length + ALLOWANCE
             if filters and self.expanded_bytes + size > max_size:
-                raise UnsoundError(f"{path}: shape {shape} is too much for its size; use h5repack -f NONE")
+                raise UnsoundError(f"{path}: shape {shape} is too much for this file; use h5repack -f NONE")
             if size > max_size or dataset.get_num_chunks() != chunks:
                 raise UnsoundError(f"{path}: shape {shape} is more than the file holds")
             stored_chunk_bytes = None if filters else chunk_bytes  # None: a filter may compress each chunk

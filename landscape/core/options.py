@@ -28,7 +28,7 @@ T = TypeVar("T")
 # The default split of all analyses: the training set (our choice). Training minimizes its loss, so that Δ(2),
 # the limits on ηλ_max, the smoothing by the spread and the minima that delay leaves are defined by it. Other
 # analyses use it, too, so that results of two commands can be compared. The contours in the papers are of the
-# test loss: the papers' figures set the split themselves; a command has --split test.
+# test loss, and the papers' figures set the split themselves.
 SPLIT = "train"
 #: All splits of a data set.
 SPLITS = ("train", "test")
@@ -195,13 +195,13 @@ def _converted(where: str, value: Any, annotation: Any) -> Any:
         return value
     if kind in (Union, types.UnionType):
         return _one_of(where, value, args)
-    if kind is Literal and isinstance(value, str) and isinstance(args[0], str):
-        return choose(where, value, args)
     if kind in (bool, int, float):
         return _number(where, value, kind)
     if kind in (list, tuple, Sequence, Iterable):
         return _sequence(where, value, kind, args)
     if kind is Literal:
+        if isinstance(value, str) and isinstance(args[0], str):
+            return choose(where, value, args)  # raises an error that suggests a similar text
         fits = value in args
     elif kind is Callable:
         fits = callable(value)
@@ -211,7 +211,7 @@ def _converted(where: str, value: Any, annotation: Any) -> Any:
         value_class = os.PathLike if kind is Path else kind
         # An array of NumPy is allowed in place of a tensor.
         is_array = getattr(kind, "__name__", "") == "Tensor" and type(value).__name__ == "ndarray"
-        is_class = isinstance(value, type)  # a class has the methods of a protocol, too, but is no instance
+        is_class = isinstance(value, type)  # it would pass as an instance of a protocol, by its methods
         fits = is_array or (isinstance(value, value_class) and not is_class)
     if not fits:
         raise _UnfitError
@@ -355,7 +355,9 @@ def of_run(subject: Any) -> Any:
     return subject.problem() if is_run(subject) else subject
 
 
-def check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *unchecked: str) -> None:
+def check_arguments(
+    function: Callable[..., Any], arguments: dict[str, Any], unchecked: Sequence[str] = ()
+) -> None:
     """Check the arguments of a call, and convert them to the types of the function's annotations.
 
     Args:
@@ -395,7 +397,7 @@ def _is_nan_default(function: Callable[..., Any], name: str, value: Any) -> bool
     return isinstance(default, float) and math.isnan(default)
 
 
-def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def checked(unchecked: Sequence[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator for a public function or method that checks the arguments before each call.
 
     Args:
@@ -410,7 +412,7 @@ def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         landscape.core.errors.InputError: k: '3' is not allowed, it must be a whole number ≥ 1
     """
 
-    def declare(function: Callable[P, T]) -> Callable[P, T]:
+    def decorator(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
 
         @functools.wraps(function)
@@ -418,14 +420,13 @@ def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             try:
                 call = signature.bind(*args, **kwargs)
             except TypeError:
-                function(*args, **kwargs)  # raises Python's own TypeError, which names the function
-                raise
-            check_arguments(function, call.arguments, *unchecked)  # converts call.arguments in place
+                return function(*args, **kwargs)  # it also fails, with a TypeError that names the function
+            check_arguments(function, call.arguments, unchecked)  # converts call.arguments in place
             return function(*call.args, **call.kwargs)
 
         return decorated
 
-    return declare
+    return decorator
 
 
 def check_fields(table: Any, prefix: str = "") -> None:

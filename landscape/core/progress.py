@@ -204,7 +204,7 @@ def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]
         hint: the names of arguments that make a call shorter, for a message that is shown once.
     """
 
-    def declare(function: Callable[P, T]) -> Callable[P, T]:
+    def decorator(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
         def with_progress(*args: P.args, **kwargs: P.kwargs) -> T:
             option = kwargs.get("progress")
@@ -217,7 +217,7 @@ def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]
 
         return with_progress
 
-    return declare
+    return decorator
 
 
 def _silent() -> bool:

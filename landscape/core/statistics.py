@@ -75,7 +75,8 @@ def ratio_interval(
 
     Args:
         above: the estimate of the numerator.
-        below: the estimate of the denominator, with the numerator's degrees of freedom, or exact.
+        below: the estimate of the denominator. Its degrees of freedom must be those of ``above``, unless its
+            standard error is 0.
         covariance: the covariance of the two estimates.
         level: the confidence level.
 
@@ -87,7 +88,7 @@ def ratio_interval(
         [0.64, inf]
     """
     t2 = float(t_quantile(level, above.freedom)) ** 2
-    # The ends are the roots (b ± √(b² − ac)) / a of a·R² − 2b·R + c. The lower one is c / (b + √(b² − ac)).
+    # The interval has each R ≥ 0 with a·R² − 2b·R + c ≤ 0. The roots are (b ± √(b² − ac)) / a.
     a = below.value**2 - t2 * below.standard_error**2
     b = above.value * below.value - t2 * covariance
     c = above.value**2 - t2 * above.standard_error**2
@@ -95,11 +96,12 @@ def ratio_interval(
         return math.nan, math.nan
     b_plus_root = b + math.sqrt(max(b * b - a * c, 0.0))
     low = math.nan  # if no R ≥ 0 is in the interval
-    if c <= 0:  # the numerator does not differ significantly from 0
+    if c <= 0:  # R = 0 is in the interval
         low = 0.0
-    elif b_plus_root > 0:
+    elif b_plus_root > 0:  # the smaller root if a > 0, otherwise the only positive root
         low = c / b_plus_root
-    # With a > 0 the denominator differs significantly from 0, but its estimate may be negative.
+    # The larger root is the upper end if ``below`` is significantly above 0. If only a > 0 were required,
+    # ``below`` could also be significantly below 0.
     high = b_plus_root / a if a > 0 and below.value > 0 else math.inf
     return low, high
 

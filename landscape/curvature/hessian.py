@@ -188,7 +188,7 @@ class HessianOperator(SymmetricOperator):
         ((1, 1), tensor([10.]))
     """
 
-    @checked("problem")
+    @checked(unchecked=("problem",))
     def __init__(
         self,
         problem: Problem | Run,

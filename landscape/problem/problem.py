@@ -118,7 +118,7 @@ class Problem(MeanLoss):
         Problem(Linear, 8 parameters, cross_entropy, 20 samples, float32 on cpu)
     """
 
-    @checked("model", "loss")
+    @checked(unchecked=("model", "loss"))
     @torch.inference_mode(False)  # the problem's tensors are used outside of inference mode, too
     def __init__(
         self,

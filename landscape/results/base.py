@@ -17,7 +17,7 @@ import numpy as np
 
 from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
-from landscape.core.hdf5 import LARGEST, SCHEMA, Array, attribute, dataset, group, location, reading, writing
+from landscape.core.hdf5 import LARGEST, SCHEMAS, Array, attribute, dataset, group, location, reading, writing
 from landscape.core.options import checked, choose, type_hints
 from landscape.core.registry import optional
 from landscape.results import shown
@@ -158,7 +158,7 @@ class Result(shown.Shown):
                 if metadata:
                     cls.units = {**cls.units, name: metadata[0]}
         if schema:
-            if not re.fullmatch(SCHEMA, schema):
+            if not re.fullmatch(SCHEMAS, schema):
                 raise InputError("schema", schema, allowed="landscape.NAME, where NAME may have dots")
             cls.schema = schema
             registry.results.add(schema)(cls)
@@ -371,7 +371,7 @@ def _optional(field: dataclasses.Field[Any]) -> bool:
     return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 
 
-@checked("results")
+@checked(unchecked=("results",))
 def save(results: Sequence[Result], path: str | Path) -> None:
     """Write results of one kind to a file: one at its root, several in the groups /0, /1 and so on.
 

@@ -111,7 +111,7 @@ class Recorder:
         [0.1, 0.1]
     """
 
-    @checked("loss")
+    @checked(unchecked=("loss",))
     def __init__(
         self,
         folder: str | Path,
