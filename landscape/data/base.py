@@ -148,6 +148,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(folder_lock(folder))
         except (OSError, OperationError) as error:
+            # The OperationError of cache_folder() names LANDSCAPE_CACHE itself.
             remedy = "; LANDSCAPE_CACHE may name another folder" if isinstance(error, OSError) else ""
             warn_caller(f"{error}{remedy}; nothing is cached", DataWarning)
             return _contiguous_arrays(make)
@@ -227,18 +228,18 @@ def synthetic(
     imbalance: AtLeastOne = 1.0,
     seed: int = 0,
 ) -> Dataset:
-    """Gaussian mixture: class c is N(``separation``·m_c, I), with a mean m_c drawn from N(0, I/dimension).
+    """Gaussian mixture: class c is N(``separation``·m_c, I), with a vector m_c drawn from N(0, I/dimension).
 
     There are half as many test samples as training samples.
 
     Args:
-        samples: Size of the training set. Unit: samples. Source: ours; trains in seconds.
-        dimension: Number of inputs. Source: ours.
-        classes: Number of classes. Source: ours.
-        separation: The factor of the means m_c. Source: ours.
+        samples: Size of the training set. Unit: samples. Source: our choice; trains in seconds.
+        dimension: Number of inputs. Source: our choice.
+        classes: Number of classes. Source: our choice.
+        separation: The factor of the vectors m_c in the means of the classes. Source: our choice.
         imbalance: The frequency of class 0 divided by the frequency of the last class; frequencies fall by a
-            constant factor from class to class. Source: ours.
-        seed: Seed of the draws of means, labels and inputs. Source: ours.
+            constant factor from class to class. Source: our choice.
+        seed: Seed of the draws of the vectors m_c, labels and inputs. Source: our choice.
     """
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(classes, dimension)) * separation / np.sqrt(dimension)
@@ -270,11 +271,11 @@ def quadratic(
     samples, s_i has the mean 1, and b_i the mean 0. Means and standard deviations are exact, up to rounding.
 
     Args:
-        dimension: Number P of weights. Source: ours.
-        samples: Size of the set. Unit: samples. Source: ours.
-        curvature_std: Standard deviation of s_i over all samples. Source: ours.
-        gradient_std: Standard deviation of b_i over all samples, in each coordinate. Source: ours.
-        seed: Seed of the draws of the samples. Source: ours.
+        dimension: Number P of weights. Source: our choice.
+        samples: Size of the set. Unit: samples. Source: our choice.
+        curvature_std: Standard deviation of s_i over all samples. Source: our choice.
+        gradient_std: Standard deviation of b_i over all samples, in each coordinate. Source: our choice.
+        seed: Seed of the draws of the samples. Source: our choice.
     """
     rng = np.random.default_rng(seed)
     draws = rng.normal(size=(samples, 1 + dimension))
@@ -357,13 +358,13 @@ class Parts:
     """The division of a training set of N samples among n learners.
 
     Attributes:
-        split: the description of the division.
+        division: the description of the division.
         learner: (N,) int32, the learner of each sample.
         counts: (n, labels) int64, the number of samples by learner and label.
         labels: (labels,) int64, the labels in the set; [0] for samples without labels.
     """
 
-    split: Division
+    division: Division
     learner: Tensor
     counts: Tensor
     labels: Tensor
@@ -379,11 +380,12 @@ class Parts:
         return dict(zip(NAMES, (self.learner, self.counts, self.labels), strict=True))
 
     @classmethod
-    def restored(cls, split: Division, shared: Mapping[str, Tensor], learners: int, samples: int) -> Parts:
+    def restored(cls, division: Division, shared: Mapping[str, Tensor], learners: int, samples: int) -> Parts:
         """Return the parts in a checkpoint; raise OperationError if they do not fit the run."""
-        parts = cls(split, *(shared[name].cpu() for name in NAMES)) if {*NAMES} <= {*shared} else None
+        parts = cls(division, *(shared[name].cpu() for name in NAMES)) if {*NAMES} <= {*shared} else None
         if parts is None or parts.learner.shape != (samples,) or len(parts.counts) != learners:
-            raise OperationError(f"checkpoint: it lacks the parts of data.split '{split.text}' ({NAMES[0]})")
+            words = f"it lacks the parts of data.split '{division.text}' ({NAMES[0]})"
+            raise OperationError(f"checkpoint: {words}")
         sizes = torch.tensor([len(part) for part in parts.indices])
         if int(sizes.sum()) != samples or not torch.equal(sizes, parts.counts.sum(1)) or not sizes.all():
             raise OperationError(f"checkpoint: /shared/{NAMES[0]} is no division of the training set")
@@ -391,18 +393,13 @@ class Parts:
 
     @classmethod
     def drawn(
-        cls,
-        split: Division,
-        problem: Problem,
-        columns: Mapping[str, Any],
-        learners: int,
-        batch: int,
+        cls, division: Division, problem: Problem, columns: Mapping[str, Any], learners: int, batch: int,
         seed: int,
-    ) -> Parts:
+    ) -> Parts:  # fmt: skip
         """Divide the training set of ``problem`` into parts of at least ``batch`` samples.
 
         Args:
-            split: the description of the division; not "iid".
+            division: the description of the division; not "iid".
             problem: the problem on the training set.
             columns: name -> further values of the samples (N,), such as their speakers.
             learners: the number of learners.
@@ -416,29 +413,30 @@ class Parts:
         labels = all_columns.get(LABEL)
         samples, rng = problem.samples, np.random.default_rng(seed)
         # ``owners`` (N,): the learner that gets each sample.
-        if split.kind == "sizes":
-            boundaries = np.rint(np.cumsum(split.numbers) * samples).astype(int)[:-1]
+        if division.kind == "sizes":
+            boundaries = np.rint(np.cumsum(division.numbers) * samples).astype(int)[:-1]
             indices_of_learner = np.split(rng.permutation(samples), boundaries)
             owners = _learner_of_sample(enumerate(indices_of_learner), samples)
-        elif split.kind == "by":
-            owners = _by_value(split, _column(split, all_columns, samples), learners)
+        elif division.kind == "by":
+            owners = _by_value(division, _column(division, all_columns, samples), learners)
         elif labels is None:
-            raise split.refused("each target must be one whole number, the label; sizes(…) needs no labels")
-        elif split.kind == "labels":
-            owners = _learner_of_sample(_by_labels(split, labels, learners, rng), samples)
+            reason = "each target must be one whole number, the label; sizes(…) needs no labels"
+            raise division.refused(reason)
+        elif division.kind == "labels":
+            owners = _learner_of_sample(_by_labels(division, labels, learners, rng), samples)
         else:
-            owners = _dirichlet(split, labels, learners, batch, rng)
+            owners = _dirichlet(division, labels, learners, batch, rng)
         sizes = np.bincount(owners, minlength=learners)
         if sizes.min() < batch:
             words = f"learner {sizes.argmin()} gets {sizes.min()} of {samples} samples"
-            raise split.refused(f"{words}, fewer than its minibatch of {batch}; use a smaller batch")
+            raise division.refused(f"{words}, fewer than its minibatch of {batch}; use a smaller batch")
         if labels is None:  # all samples then count as one class
             labels = np.zeros(samples, int)
         different_labels, label_index = np.unique(labels, return_inverse=True)
         counts = np.zeros((learners, len(different_labels)), np.int64)
         np.add.at(counts, (owners, label_index), 1)
         owners_32 = torch.from_numpy(owners.astype(np.int32))
-        return cls(split, owners_32, torch.from_numpy(counts), torch.from_numpy(different_labels))
+        return cls(division, owners_32, torch.from_numpy(counts), torch.from_numpy(different_labels))
 
 
 def _columns(problem: Problem) -> dict[str, Array]:
@@ -454,12 +452,13 @@ def _columns(problem: Problem) -> dict[str, Array]:
     return {name: t.cpu().numpy() for name, t in vectors.items() if not t.is_floating_point()}
 
 
-def _column(split: Division, columns: Mapping[str, Array], samples: int) -> Array:
+def _column(division: Division, columns: Mapping[str, Array], samples: int) -> Array:
     """Return the values (N,) of the column by which the samples are divided."""
-    values = columns.get(split.column)
+    values = columns.get(division.column)
     if values is None or values.shape != (samples,):
         why = "no such column" if values is None else f"one of shape {values.shape}, not ({samples},)"
-        raise split.refused(f"the data has {why} (allowed: {', '.join(columns) or 'none, it has no column'})")
+        allowed = ", ".join(columns) or "none, it has no column"
+        raise division.refused(f"the data has {why} (allowed: {allowed})")
     return values
 
 
@@ -471,14 +470,14 @@ def _learner_of_sample(parts: Iterable[tuple[int, Array]], samples: int) -> Arra
     return learner_of_sample
 
 
-def _by_value(split: Division, column: Array, learners: int) -> Array:
+def _by_value(division: Division, column: Array, learners: int) -> Array:
     """Return (N,), the learner of each sample, by the values of a column.
 
     The values, the most frequent first, go to the learner with the fewest samples so far.
     """
     values, value_index, sizes = np.unique(column, return_inverse=True, return_counts=True)
     if len(values) < learners:
-        raise split.refused(f"the column has {len(values)} different values for {learners} learners")
+        raise division.refused(f"the column has {len(values)} different values for {learners} learners")
     owner, samples_of_learner = np.empty(len(values), int), np.zeros(learners, int)
     for k in np.argsort(-sizes, kind="stable"):
         owner[k] = samples_of_learner.argmin()
@@ -487,20 +486,22 @@ def _by_value(split: Division, column: Array, learners: int) -> Array:
 
 
 def _by_labels(
-    split: Division, labels: Array, learners: int, rng: np.random.Generator
+    division: Division, labels: Array, learners: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, Array]]:
-    """Yield pairs for :func:`_owner`: COUNT labels a learner, each divided equally among its learners."""
-    values, count = np.unique(labels), int(split.numbers[0])
+    """Yield (learner, indices of samples): COUNT labels for each learner, each label divided equally."""
+    values, count = np.unique(labels), int(division.numbers[0])
     if not len(values) / learners <= count <= len(values):
         minimum = math.ceil(len(values) / learners)
-        raise split.refused(f"{learners} learners can have from {minimum} to {len(values)} labels each")
+        raise division.refused(f"{learners} learners can have from {minimum} to {len(values)} labels each")
     for position, label in enumerate(rng.permutation(values)):
         label_learners = [j for j in range(learners) if (position - j * count) % len(values) < count]
         members = rng.permutation(np.flatnonzero(labels == label))
         yield from zip(label_learners, np.array_split(members, len(label_learners)), strict=True)
 
 
-def _dirichlet(split: Division, labels: Array, learners: int, batch: int, rng: np.random.Generator) -> Array:
+def _dirichlet(
+    division: Division, labels: Array, learners: int, batch: int, rng: np.random.Generator
+) -> Array:
     """Return (N,), the learner of each sample, with shares ~ Dirichlet(α, …, α) of each label.
 
     The shares are drawn again until no part has fewer than ``batch`` samples.
@@ -510,14 +511,15 @@ def _dirichlet(split: Division, labels: Array, learners: int, batch: int, rng: n
     sample is used and sizes differ.
     """
     members = [np.flatnonzero(labels == kind) for kind in np.unique(labels)]
+    alphas = np.full(learners, division.numbers[0])
 
     def draw() -> Iterator[tuple[int, Array]]:
         for members_of_label in members:
-            ends = np.cumsum(rng.dirichlet(np.full(learners, split.numbers[0])))[:-1] * len(members_of_label)
+            ends = np.cumsum(rng.dirichlet(alphas))[:-1] * len(members_of_label)
             yield from enumerate(np.split(rng.permutation(members_of_label), ends.astype(int)))
 
     for _ in range(TRIES):
         owner = _learner_of_sample(draw(), len(labels))
         if np.bincount(owner, minlength=learners).min() >= batch:
             return owner
-    raise split.refused(f"a learner gets fewer than {batch} samples; use a smaller batch")
+    raise division.refused(f"a learner gets fewer than {batch} samples; use a smaller batch")

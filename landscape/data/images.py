@@ -65,8 +65,8 @@ def image_set(train: Pair, test: Pair, classes: int, normalize: bool, augment: b
     Args:
         normalize: Subtract the training set's mean from each channel and divide by its standard deviation.
             Source: DPSGD-2020, section 4.1.
-        augment: Crop and flip minibatches in training, see :func:`crops_and_flips`. Source: ours; off, since
-            analyses are of the data as it is.
+        augment: Crop and flip minibatches in training, see :func:`crops_and_flips`. Source: our choice; off,
+            since analyses are of the data as it is.
     """
     channels = train[0].shape[1]
     mean, std = channel_moments(train[0]) if normalize else (np.zeros(channels), np.ones(channels))
@@ -260,17 +260,18 @@ def image_folder(
     ``augment`` is explained in :func:`image_set`.
 
     Args:
-        folder: Below ``data_dir`` unless absolute. Classes are numbered in the order of their names.
+        folder: The folder of the images. A relative path begins at ``data_dir``. Classes are numbered in the
+            order of their names.
         size: Images are cut to their middle square and scaled to size × size. 0: images stay unchanged, and
-            all must have the same size. Unit: pixels. Source: ours.
+            all must have the same size. Unit: pixels. Source: our choice.
         border: The share of an image that is cut off at each side before scaling. With 0.0625, 224 of 256
-            pixels remain, as is usual for ImageNet. Source: ours.
+            pixels remain, as is usual for ImageNet. Source: our choice.
         normalize: Normalize each channel by its mean and standard deviation over the training set; with
-            ``stream``, by those of ImageNet, because no pass over all images is made. Source: usual for
-            images.
+            ``stream``, by those of ImageNet, because no pass over all images is made. Source: common
+            practice.
         stream: Decode an image each time it is used, and hold none in memory. Otherwise each image is decoded
-            once and kept (see :mod:`landscape.data.base`). Source: ours.
-        workers: Processes that decode a stream; 0: this process decodes it. Source: ours.
+            once and kept (see :mod:`landscape.data.base`). Source: our choice.
+        workers: Processes that decode a stream; 0: this process decodes it. Source: our choice.
     """
     root = base.data_root(data_dir) / folder
     if not stream:
@@ -309,12 +310,13 @@ def digits(
     x (N, 64) in [0, 1] are pixels / 16, y (N,) in 0…9. The last ``test_samples`` digits are the test set.
 
     Args:
-        test_samples: Size of the test set. Unit: samples. Source: ours; a fifth, because there is no official
-            split.
+        test_samples: Size of the test set. Unit: samples. Source: our choice; a fifth, because there is
+            no official split.
         form: "flat": as above. "image": x (N, 3, 32, 32), each pixel a block of 4 × 4 in three equal
             channels. "frames": x (N, 8, 8) and y (N, 8), each row of the image a frame with the digit's
-            label. "tokens": for a GPT of images (Chen et al. 2020), x (N, 63) holds the pixels 0…16 row by
-            row, and y (N, 63) the pixel that follows each; the column "label" has the digits. Source: ours.
+            label. "tokens": for a GPT of images (Chen et al. 2020), x (N, 63) holds all pixels but the last,
+            row by row, as whole numbers from 0 to 16, and y (N, 63) holds the pixel after each of them. The
+            column "label" has the digits. Source: our choice.
 
     Raises:
         InputError: one of the two sets would hold no sample.
@@ -387,7 +389,8 @@ def mnist(samples: Natural = 0, data_dir: str | Path | None = None) -> Dataset:
     """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalization, y in 0…9.
 
     Args:
-        samples: The number of training samples to use, the first ones; 0: all. Unit: samples. Source: ours.
+        samples: The number of training samples to use, the first ones; 0: all. Unit: samples. Source: our
+            choice.
     """
     return _load("mnist", samples, data_dir)
 
@@ -397,7 +400,7 @@ def fashion_mnist(samples: Natural = 0, data_dir: str | Path | None = None) -> D
     """Fashion-MNIST, in MNIST's format: x (60000 and 10000, 784) in [0, 1], y in 0…9.
 
     Args:
-        samples: As for mnist. Unit: samples. Source: ours.
+        samples: As for mnist. Unit: samples. Source: our choice.
     """
     return _load("fashion-mnist", samples, data_dir)
 
@@ -472,9 +475,9 @@ def cifar(name: str) -> Callable[..., Dataset]:
 
         Args:
             subset: So many of the 50,000 training images, and the same share of those for testing, for
-                reduced runs; 0: all. Unit: samples. Source: ours.
+                reduced runs; 0: all. Unit: samples. Source: our choice.
             size: Height and width of the images: 32, or 16, 8 or 4, for which each pixel is the mean of a
-                square of pixels. Unit: pixels. Source: ours.
+                square of pixels. Unit: pixels. Source: our choice.
         """
         parts = (_some(part, subset) for part in _read_cifar(name, base.data_root(data_dir)))
         train, test = ((_smaller(x, 32 // size), y) for x, y in parts)

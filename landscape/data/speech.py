@@ -120,12 +120,13 @@ class Features:
 
     Attributes:
         rate: Sampling rate of the recordings; others are refused. Unit: Hz. Source: that of the data set.
-        mels: Number of mel bands. Source: ours; with ``context`` it makes DPSGD-2020's 260 inputs.
-        context: Frames before and after each frame that are part of its input. Unit: frames. Source: ours.
-        positions: Number of positions in a word, each a class of its own. Source: ours.
-        frames: Length of a sample. Unit: frames. Source: ours.
-        imbalance: How many times the commonest word is as frequent as the rarest, by leaving out the last
-            recordings of each, in both splits; on top of the lengths of the words. Source: ours.
+        mels: Number of mel bands. Source: our choice; with ``context`` it makes DPSGD-2020's 260 inputs.
+        context: Frames before and after each frame that are part of its input. Unit: frames. Source: our
+            choice.
+        positions: Number of positions in a word, each a class of its own. Source: our choice.
+        frames: Length of a sample. Unit: frames. Source: our choice.
+        imbalance: The share of a word's recordings that are used, in both splits, falls by a constant factor
+            from word to word, from 1 for the first word to 1/``imbalance`` for the last. Source: our choice.
     """
 
     rate: int
@@ -152,7 +153,7 @@ def _speech_data(
     """
     for split, utterances in (("train", train), ("test", test)):
         if not utterances:
-            raise OperationError(f"data {name}: no recording is left for {split}, each split needs one")
+            raise OperationError(f"data {name}: {split} has no recording, each split needs one")
     log_mels = _log_mels(name, root, [file for file, _ in (*train, *test)], features)
     train = thinned(train, word_count, features.imbalance)
     test = thinned(test, word_count, features.imbalance)
@@ -166,8 +167,8 @@ def _speech_data(
         labels = [label for _, label in utterances]
         x, y = frame_set(normalized, labels, features.frames, features.context, features.positions)
         order = np.random.default_rng(0).permutation(len(y))  # so that each batch contains all classes
-        counts = [len(windows(len(frames), features.frames)) for frames in normalized]
-        utterance_index = np.repeat(np.arange(len(utterances)), counts)
+        window_counts = [len(windows(len(utterance), features.frames)) for utterance in normalized]
+        utterance_index = np.repeat(np.arange(len(utterances)), window_counts)
         return x[order], y[order], utterance_index[order]
 
     x_train, y_train, train_index = arrays_of(train)
@@ -178,6 +179,7 @@ def _speech_data(
     train_set = torch.from_numpy(x_train), torch.from_numpy(y_train)
     test_set = torch.from_numpy(x_test), torch.from_numpy(y_test)
     digest, loss = fingerprint((x_train, y_train, x_test, y_test)), torch.nn.functional.cross_entropy
+    # Each position in each word is a class.
     return Dataset(train_set, test_set, loss, digest, word_count * features.positions, columns=columns)
 
 
@@ -220,11 +222,12 @@ def spoken_digits(
 ) -> Dataset:
     """Recordings fsdd/DIGIT_SPEAKER_INDEX.wav of the Free Spoken Digit Dataset, in 10·positions classes.
 
-    A sample is a window of frames, x (N, frames, mels·(2·context + 1)); y (N, frames) labels each frame by
-    digit and position, see :func:`states`. Every mel band is normalized by its mean and standard
-    deviation over the training frames. With ``split = "by(speaker)"`` learners get different speakers. The
-    defaults give 20 × 13 = 260 inputs, as many as DPSGD-2020's acoustic model has. The numbers 20 and 13, the
-    windows and the number of positions are our choice.
+    A sample is a window of frames, x (N, frames, mels·(2·context + 1)). Each recording is divided into
+    ``positions`` equal parts. The class of a frame, in y (N, frames), is digit·positions + part. Every mel
+    band is normalized by its mean and standard deviation over the training frames. With
+    ``split = "by(speaker)"`` learners get different speakers. The defaults give mels·(2·context + 1) =
+    20·13 = 260 inputs, as many as DPSGD-2020's acoustic model has. :class:`Features` explains the options
+    from ``rate`` to ``imbalance``.
 
     Args:
         test_speakers: Speakers whose recordings are the test set; by default the test set is INDEX 0…4 of all
@@ -268,7 +271,8 @@ def speech_list(
     train.csv is class 0, the next one class 1, and so on. Everything else is as in :func:`spoken_digits`.
 
     Args:
-        folder: The folder of the lists and of the paths in them; below ``data_dir`` unless absolute.
+        folder: The folder of train.csv and test.csv, at which the paths in these files begin. A relative
+            ``folder`` begins at ``data_dir``.
     """
     root = data_root(data_dir) / folder
     train_rows, test_rows = _read_list(root / "train.csv"), _read_list(root / "test.csv")

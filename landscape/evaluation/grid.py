@@ -55,11 +55,12 @@ def setting(problem: Problem) -> dict[str, Any]:
 def provenance(problem: Problem) -> tuple[str, ...]:
     """Return lines such as "loss=…" that describe all that L(θ) depends on besides θ: model, loss, data …
 
-    A change that leaves all names alike, such as another lambda, shows in the line "probe=…". This line has
-    the losses of a few samples, at the center and away from it.
+    A result keeps these lines. A later call resumes the result only if the call's problem has the same lines.
+    The line "probe=…" has the losses of a few samples at two points. It shows a change that no name shows,
+    such as other code in a loss function of the same name.
     """
-    if on_ranks(problem):  # results of a sharded model are never resumed
-        return ()
+    if on_ranks(problem):
+        return ()  # a result of a sharded model is never resumed
     model = problem.model
     trainable = {slot.name for slot in problem.layout.slots}
     state = model.state_dict(keep_vars=True).items()
@@ -301,8 +302,8 @@ def compute_missing(
         slowest = max(part_facts["seconds"] for part_facts in all_facts)
         seconds_per_block = slowest / math.ceil(len(blocks) / processes)
         # Only the first process saves.
-        seconds_to_save = max(SAVE_SECONDS, SAVE_RATIO * all_facts[0]["save_seconds"])
-        blocks_per_process = int(min(seconds_to_save / max(seconds_per_block, 1e-9), all_blocks))
+        seconds_between_saves = max(SAVE_SECONDS, SAVE_RATIO * all_facts[0]["save_seconds"])
+        blocks_per_process = int(min(seconds_between_saves / max(seconds_per_block, 1e-9), all_blocks))
         block_count = processes * max(min_blocks, blocks_per_process)
         report(1.0)
 
@@ -364,9 +365,9 @@ def _part(message: bytes) -> _Part:
         raise OperationError(f"another process sent no part of a grid ({error}); {RESUMABLE}") from error
 
 
-# Between exact points a column may miss its tolerance by this factor (our choice: the accuracy of 10,000
+# The largest error of an interpolated column, divided by the tolerance (our choice: the accuracy of 10,000
 # samples, which is no smooth function, is off by about two tolerances).
-ROUGH = 5.0
+MAX_TOLERANCES = 5.0
 # Where the number of calls is not known, each has this share of the rest of the progress bar (our choice: the
 # first call computes the coarsest level, which is often most of the work).
 SHARE_OF_REST = 0.75
@@ -481,8 +482,8 @@ class Grid:
         Args:
             evaluate, dispatch: as for :func:`compute_missing`.
             deciding: the columns whose error must be within the tolerance.
-            optional: further columns. If the error of one is above ROUGH tolerances, it gets NaN in place of
-                interpolated values.
+            optional: further columns. A column whose error is more than MAX_TOLERANCES times the tolerance
+                gets NaN in place of interpolated values.
             seed: the seed of the points at which the error is measured.
             part: an evaluator on a part of the samples, whose values guide which points are computed; None:
                 there is none.
@@ -495,7 +496,8 @@ class Grid:
         done = self.done.reshape(-1)
         flat_columns = {name: column.reshape(-1) for name, column in self.columns.items()}
         if self.tolerance is None:
-            # For an early picture of the whole grid. Blocks are made of neighboring points instead.
+            # Single points are computed coarse first, which gives an early picture of the whole grid. A block
+            # of several points is made of neighboring points.
             indices = coarse_first(self.done.shape) if dispatch.block == 1 else None
             compute_missing(self.points, done, flat_columns, evaluate, dispatch, indices)
             return {}
@@ -523,17 +525,18 @@ class Grid:
         outcome = interpolate(
             self.done.shape, interpolated, done, compute, self.tolerance, deciding, seed, part_evaluations
         )
-        names = tuple(name for name in interpolated if outcome.stated.get(name, np.inf) <= ROUGH)
+        # The errors in ``outcome`` are multiples of the tolerance.
+        names = tuple(name for name in interpolated if outcome.stated.get(name, np.inf) <= MAX_TOLERANCES)
         for name in set(optional) - set(names):
             interpolated[name][~done] = np.nan
         if done.all():
             return {}
-        size = self.tolerance.size
+        tolerance_size = self.tolerance.size
         return {
             "interpolation_tol": str(self.tolerance),
             "columns": names,
-            "stated_error": size * np.array([outcome.stated[name] for name in names]),
-            "largest_error": size * np.array([outcome.largest[name] for name in names]),
+            "stated_error": tolerance_size * np.array([outcome.stated[name] for name in names]),
+            "largest_error": tolerance_size * np.array([outcome.largest[name] for name in names]),
             "checks": outcome.checks,
             "log_columns": tuple(name for name in names if name in outcome.log),
             "part_samples": part.samples if part is not None else 0,
