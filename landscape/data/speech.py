@@ -223,11 +223,11 @@ def spoken_digits(
     """Recordings fsdd/DIGIT_SPEAKER_INDEX.wav of the Free Spoken Digit Dataset, in 10·positions classes.
 
     A sample is a window of frames, x (N, frames, mels·(2·context + 1)). Each recording is divided into
-    ``positions`` equal parts. The class of a frame, in y (N, frames), is digit·positions + part. Every mel
-    band is normalized by its mean and standard deviation over the training frames. With
-    ``split = "by(speaker)"`` learners get different speakers. The defaults give mels·(2·context + 1) =
-    20·13 = 260 inputs, as many as DPSGD-2020's acoustic model has. :class:`Features` explains the options
-    from ``rate`` to ``imbalance``.
+    ``positions`` equal parts, with the numbers 0, 1, … The class of a frame, in y (N, frames), is
+    digit·positions + the number of its part. Every mel band is normalized by its mean and standard deviation
+    over the training frames. With ``split = "by(speaker)"`` learners get different speakers. The defaults
+    give mels·(2·context + 1) = 20·13 = 260 inputs, as many as DPSGD-2020's acoustic model has. The options
+    from ``rate`` to ``imbalance`` are those of :class:`Features`.
 
     Args:
         test_speakers: Speakers whose recordings are the test set; by default the test set is INDEX 0…4 of all
