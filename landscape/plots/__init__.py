@@ -30,7 +30,7 @@ from landscape.core.files import printable, replacing
 from landscape.core.hdf5 import LARGEST
 from landscape.core.options import Within, checked, ends_in
 from landscape.core.registry import drawings
-from landscape.plots.picture import OwnAxes, change_visuals, drawn_into
+from landscape.plots.picture import UserAxes, change_visuals, drawn_into
 from landscape.plots.style import style as _style
 from landscape.results.base import Result
 from landscape.results.grids import Interpolated, Line
@@ -103,7 +103,7 @@ def draw(
             raise InputError(f"{option}: not allowed for a {class_name}, {cause}")
     if width is not None and (ax is not None or axes):
         raise InputError("width: not allowed with axes of your own; set the width of their figure")
-    user_axes = OwnAxes(ax, axes or {}) if ax is not None or axes else None
+    user_axes = UserAxes(ax, axes or {}) if ax is not None or axes else None
     is_for_paper = user_axes is not None or width is not None
     all_visuals: dict[str, Any] = {"caption": False} if is_for_paper else {}
     title = options.pop("title", "")  # "" for the default title, None for no title
@@ -113,13 +113,13 @@ def draw(
         all_visuals["title"] = False
     all_visuals |= visuals or {}
     with drawn_into(user_axes, width):
-        picture: Any = drawing_function([drawable(result) for result in loaded_results], **options)
-        # A drawing whose panels can be replaced by the user's axes returns these axes.
-        if user_axes is not None and picture is not user_axes:
+        # With axes of the user, panels() gives the drawing function ``user_axes`` in place of a new figure.
+        figure_or_axes: Any = drawing_function([drawable(result) for result in loaded_results], **options)
+        if user_axes is not None and figure_or_axes is not user_axes:  # no call of panels()
             reason = f"the drawing of a {class_name} makes a figure of its own"
             raise InputError(f"{user_axes.where}: not allowed, {reason}")
-        change_visuals(picture, all_visuals)
-    figure: Figure = picture if user_axes is None else user_axes.get_figure()
+        change_visuals(figure_or_axes, all_visuals)
+    figure: Figure = figure_or_axes if user_axes is None else user_axes.get_figure()
     if path is not None:
         save_figure(figure, path, dpi)
     return figure
@@ -147,7 +147,7 @@ def _named(item: Any, name: str) -> Any:
 
 @checked()
 def save_figure(figure: Figure, path: str | Path, dpi: Dpi | None = None) -> None:
-    """Write ``figure`` to a file; a file that already exists is replaced only once the new one is whole.
+    """Write ``figure`` to a file. An existing file stays unchanged until the new file is complete.
 
     Args:
         path: its suffix says the format: .png, .pdf or .svg.
@@ -168,10 +168,10 @@ def save_figure(figure: Figure, path: str | Path, dpi: Dpi | None = None) -> Non
     """
     path = Path(path)
     check_format(path)
-    # matplotlib also projects unused corners of 3-D facets. Their coordinates are whatever the memory holds:
+    # matplotlib also projects unused corners of 3-D facets. Their coordinates are uninitialized memory, so
     # the projection may overflow.
     with replacing(path) as file, _style(), np.errstate(over="ignore", invalid="ignore"):
-        figure.savefig(file, format=path.suffix[1:], dpi=dpi)  # None: that of style.mplstyle
+        figure.savefig(file, format=path.suffix[1:], dpi=dpi)  # None: the dpi of style.mplstyle
 
 
 def check_format(path: str | Path) -> None:
@@ -252,10 +252,10 @@ F = TypeVar("F", bound=Callable[..., Figure])
 
 
 def draws(kind: type) -> Callable[[F], F]:
-    """Return a decorator that registers a function as the drawing of results of class ``kind``.
+    """Return a decorator, which registers the function that draws results of class ``kind``.
 
-    :func:`landscape.draw` calls the function with copies of the results that matplotlib can draw. It also
-    passes on options, such as ``log``; an option that the function does not have as a parameter is refused.
+    :func:`landscape.draw` calls the function with a :func:`drawable` copy of each result. It also passes on
+    options, such as ``log``; an option that the function does not have as a parameter is refused.
 
     Args:
         kind: the class of the results; subclasses without a drawing of their own have this drawing, too.

@@ -24,7 +24,7 @@ from landscape.plots.picture import caption, panels
 from landscape.results.surfaces import Surface
 
 FORMATS = (".gif", ".mp4")
-LINES = 10  # of a frame (our choice)
+LINES = 10  # white contour lines in a frame (our choice)
 _LINE: dict[str, Any] = {"colors": "w", "linewidths": 0.6, "alpha": 0.8}
 
 
@@ -50,7 +50,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
     """Return a figure for the frames of a film, and the function that draws a frame into the figure.
 
     A frame has the learners on the landscape around their mean, beside a dial of ηλ_max. All frames have the
-    same levels and colors.
+    same colors. The white lines of a frame have levels of their own.
 
     Args:
         frames: the frames, in the order of their steps.
@@ -72,7 +72,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
         norm = copy.deepcopy(level_scale.norm)
         surface.color_bar(figure, ax, norm, surface.CMAP, f"loss{style.unit(surfaces[0], 'loss')}")
         text = "White lines: levels of the frame. Dial: learning rate × sharpness, unstable above the limit."
-        caption(figure, f"{surface.settings(surfaces[:1], level_scale.why)} {text}")
+        caption(figure, f"{surface.caption_of(surfaces[:1], level_scale.reason)} {text}")
     dial_values = [value for frame in frames for value in (frame.lr_lambda_max, frame.limit)]
     # 15% more than the largest finite value (our choice)
     dial_end = 1.15 * max(filter(np.isfinite, dial_values), default=2.0)
@@ -91,7 +91,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
 
 
 def _draw_surface(ax: Axes, r: Surface, level_scale: surface.LevelScale) -> None:
-    """Draw the surface of a frame, and its learners: those outside the grid as open markers at the edge."""
+    """Draw a surface and its learners, where learners outside the grid are open markers at the edge."""
     masked = np.ma.masked_invalid(r.loss)
     surface.map_axes(ax)
     ax.contourf(r.x, r.y, masked, level_scale.levels, extend="max", cmap=surface.CMAP, norm=level_scale.norm)
@@ -150,7 +150,7 @@ def _draw_dial(ax: Axes, frame: Frame, end: float, color: str) -> None:
 def save_film(
     frames: Sequence[Frame], algorithm: str, path: Path, fps: int, dpi: float, progress: Progress
 ) -> None:
-    """Write the :func:`film` to ``path``; an existing file is replaced only when the new one is complete.
+    """Write the :func:`film` to ``path``. An existing file stays unchanged until the new one is complete.
 
     Args:
         frames, algorithm: as in :func:`film`.
@@ -178,7 +178,7 @@ def save_film(
             cause = " ".join(str(error).split())[:120]
             raise OperationError(f"{path}: the film cannot be written ({cause})") from error
         with replacing(path) as file:
-            file.write(read_regular(target))
+            file.write(read_regular(target))  # all bytes of the finished film
 
 
 def check_film(path: Path) -> None:

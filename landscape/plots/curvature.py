@@ -50,7 +50,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     Raises:
         InputError: no result has eigenvalues, a density or a trace.
     """
-    if not any(r.values.size or r.nodes.size for r in results):
+    if not any(r.values.size or r.density for r in results):
         return _draw_traces(results, title)
     figure, (ax,) = panels(1, 1, 6.4, 3.9, names=["spectrum"])
     densities = [r.density for r in results if r.density]
@@ -80,7 +80,8 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     first = results[0]
     parts = style.joined(r.part for r in results if r.part)
     notes = [_size(results), f"parameters {parts}" if parts else "", style.preconditioned_by(results)]
-    notes.append(style.rows_of(results, "lr · λ_max"))  # "" without a preconditioner
+    # The products of learning rate and λ_max; "" if the results have no learning rate.
+    notes.append(style.rows_of(results, "lr · λ_max"))
     if any(r.values.size for r in results):
         notes.append("ticks: computed eigenvalues")
     default_title = f"Spectrum of the {_MATRICES.get(first.matrix, first.matrix)}"
@@ -100,7 +101,7 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     for k, (r, _, color) in enumerate(style.labeled(results, "spectrum")):
         half = r.trace_interval()[1] - r.trace
         error = next((e for e in (half, r.trace_error) if np.isfinite(e)), 0.0)
-        points(ax, r.trace, k, None, color, xerr=error, capsize=4)
+        points(ax, r.trace, k, color=color, xerr=error, capsize=4)
         text = f"{r.trace:.4g} ± {error:.2g}"
         ax.annotate(text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
     ax.set_yticks(range(len(results)), style.names_of(results, "spectrum"))
@@ -138,10 +139,11 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
     Dotted lines are λ_max and λ_min of all parameters. Error bars of eigenvalues are residuals; error bars of
     shares are one standard error.
     """
-    # The first group of a table is all parameters.
+    # The first group of a table is all parameters; the others are blocks.
     names = list(dict.fromkeys(name for r in results for name in r.groups[1:]))
     thickness = 0.8 / len(results)  # of a bar: a block's bars have 0.8 of the distance to the next block
     height = 1.6 + (0.16 + 0.12 * len(results)) * len(names)
+    # The ends of the spectrum are λ_min and λ_max.
     figure, (eigenvalue_ax, share_ax) = panels(1, 2, 4.6, max(2.6, height), ["ends", "shares"], sharey=True)
     for k, (r, label, color) in enumerate(style.labeled(results, "")):
         block_positions = np.array([names.index(name) for name in r.groups[1:]])
@@ -149,7 +151,7 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         y = block_positions + thickness * (k + 0.5) - 0.4
         bar_look: dict[str, Any] = {"height": 0.9 * thickness, "color": color, "ecolor": "k", "capsize": 2}
         eigenvalue_ax.barh(y, r.lambda_max[1:], xerr=r.residual_max[1:], **bar_look)
-        points(eigenvalue_ax, r.lambda_min[1:], y, None, "k", xerr=r.residual_min[1:], mfc="w", ms=4)
+        points(eigenvalue_ax, r.lambda_min[1:], y, color="k", xerr=r.residual_min[1:], mfc="w", ms=4)
         share_ax.barh(y, 100 * r.share[1:], xerr=100 * r.share_error[1:], **bar_look, label=label)
         for eigenvalue in (r.lambda_max[0], r.lambda_min[0]):
             eigenvalue_ax.axvline(eigenvalue, color=color, ls=":", lw=1.3)
@@ -160,7 +162,7 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         ax.grid(False, axis="y")
     lambda_max = np.concatenate([r.lambda_max for r in results])
     if logarithmic(lambda_max[lambda_max > 0]):
-        # Linear below a thousandth of the largest λ_max: a search takes such small eigenvalues as zero, too.
+        # Linear below a thousandth of the largest λ_max, logarithmic above.
         eigenvalue_ax.set_xscale("symlog", linthresh=1e-3 * np.nanmax(lambda_max))
     eigenvalue_ax.set_xlabel(f"λ_min and λ_max of the block{style.unit(results[0], 'lambda_max')}")
     share_ax.set_xlabel("share of the trace (%)")
@@ -253,15 +255,17 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], times_lr: bool) -> No
 def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figure:
     """Draw how much of spread and gradient lies along eigenvectors, and how much the spread raises the loss.
 
-    The first panel has both shares along the first k eigenvectors, against k. The second panel has ½ tr(HC),
-    with C the covariance of the learners, and the mean loss of the learners minus the loss of w_a. Error bars
-    are one standard error over the learners.
+    The first panel has two shares within the span of the first k eigenvectors, against k: the share of the
+    spread and the share of the gradient. The second panel has ½ tr(HC), with C the covariance of the
+    learners, and the mean loss of the learners minus the loss of w_a. Error bars are one standard error over
+    the learners.
     """
     figure, (shares, costs) = panels(1, 2, 4.6, 3.8, names=["shares", "costs"])
     for r, name, color in style.labeled(results, "result"):
         rank = np.arange(1, len(r.values) + 1)
-        error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
         spread = 100 * np.cumsum(r.spread_share)
+        # spread_error holds the errors of these cumulative sums.
+        error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
         points(shares, rank, spread, error, color, f"spread, {name}", ls="-", ms=4, capsize=2)
         shares.plot(rank, 100 * np.cumsum(r.gradient_share), color=color, ls="--", label=f"gradient, {name}")
         shares.plot(rank, 100 * rank / r.parameters, ":", color=style.OTHER, label="an isotropic spread")
@@ -309,6 +313,7 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
         ax.set_ylim(min(0.0, lowest), None)
         ax.margins(x=0.3)
     ax.set_ylabel(f"rise of the {style.loss_of(results)}{style.unit(results[0], 'values')}")
+    # The default title has one number for each checkpoint, its sharpness at the largest ρ.
     largest_rho = max(r.rho for r in results)
     default_title = style.headline([r for r in results if r.rho == largest_rho])
     return finish(figure, title or default_title, _caption(results), [ax] if several_radii else [], ncols=2)
@@ -324,7 +329,8 @@ def _caption(results: Sequence[Sharpness]) -> str:
     return f"{method}; {minibatches}{style.samples_of(results)}{draws_note}."
 
 
-# Name, marker and color of the loss itself, and smoothed by the measured and by an isotropic spread.
+# Name, marker and color of three losses: the loss itself, the loss smoothed by the learners' spread, and the
+# loss smoothed by an isotropic spread.
 _LOOKS = (
     ("loss", "o", "k"), ("smoothed by the spread", "s", style.AMBER), ("smoothed, isotropic", "D", style.SKY),
 )  # fmt: skip
@@ -332,18 +338,19 @@ _LOOKS = (
 
 @draws(Smoothing)
 def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
-    """Draw learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
+    """Draw learning rates, sharpness λ_max and loss at checkpoints, and directions of the learners' spread.
 
-    The first three panels have markers for the loss itself and for the loss smoothed by the measured and by
-    an isotropic spread, with one standard error. Learning rates are 2/λ_max; the rates α and α_e of the run
-    are drawn, too. Open markers in the panel of the sharpness are the largest ‖change of the gradient‖ /
-    ‖change of w_a‖ in a step, a lower bound of λ_max. The fourth panel has the share of the spread along each
-    eigenvector of the Hessian.
+    The first three panels have markers for three losses, with one standard error: the loss itself, the loss
+    smoothed by the learners' spread, and the loss smoothed by an isotropic spread. The learning rate of each
+    loss is 2/λ_max. Black dashes are the learning rate α of the run; black crosses are the effective learning
+    rate α_e. Open markers in the panel of the sharpness are the largest quotient ‖change of the gradient‖ /
+    ‖change of w_a‖ in a step, a lower bound of λ_max. The fourth panel has the share of the learners' spread
+    along each eigenvector of the Hessian.
     """
     width = max(4.6, 1.3 * len(results))
     figure, axes = panels(2, 2, width, 3.4, names=["rates", "sharpness", "loss", "spread"])
     rates, sharpness, loss, spread = axes
-    for k in range(len(_LOOKS)):  # the loss itself, and the two smoothed losses
+    for k in range(len(_LOOKS)):  # the three losses
         _draw_loss_or_smoothed(rates, sharpness, loss, results, k)
     positions = np.arange(len(results))
     rates.plot(positions, [r.lr for r in results], "k_", ms=26, mew=2, label=r"rate $\alpha$ of the run")
@@ -414,16 +421,17 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
     """
     figure, axes = wrapped_panels(len(results), 4.8, 3.4, names="chains", sharey=True)
     for ax, r in zip(axes, results, strict=True):
-        chains = r.rise - r.heating
+        chains = r.rise - r.heating  # (chains, draws)
+        # A draw is the mean of ``steps_a_draw`` steps. It is drawn at the middle of these steps.
         steps = (np.arange(chains.shape[1]) + 0.5) * r.steps_a_draw
+        kept_steps = r.burn_in * r.steps_a_draw, r.steps  # from the end of the burn-in to the last step
         tones = style.shades(style.color_of(r.label), len(chains))
         for chain, color in zip(chains, tones, strict=True):
             ax.plot(steps, chain, color=color, lw=0.7, alpha=0.8, label="chains")
-        ax.axvspan(0, r.burn_in * r.steps_a_draw, color=style.OTHER, alpha=0.15, lw=0, label="burn-in")
-        steps_range = r.burn_in * r.steps_a_draw, r.steps
+        ax.axvspan(0, kept_steps[0], color=style.OTHER, alpha=0.15, lw=0, label="burn-in")
         low, high = r.value - r.standard_error, r.value + r.standard_error
-        ax.fill_between(steps_range, low, high, color=style.AMBER, lw=0, zorder=3, label="± standard error")
-        ax.plot(steps_range, [r.value] * 2, color="k", lw=0.8, zorder=3, label="estimate")
+        ax.fill_between(kept_steps, low, high, color=style.AMBER, lw=0, zorder=3, label="± standard error")
+        ax.plot(kept_steps, [r.value] * 2, color="k", lw=0.8, zorder=3, label="estimate")
         # The limits of the y axis disregard the burn-in, whose large values would hide the rest.
         after_burn_in = chains[:, r.burn_in :]
         lowest, highest = float(after_burn_in.min()), float(after_burn_in.max())

@@ -15,7 +15,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.plots import draws, style, surface
-from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped, wrapped_panels
+from landscape.plots.picture import finish, labeled_axes, panels, stacked_panels, wrapped, wrapped_panels
 from landscape.results.base import unit_of
 from landscape.results.comparison import PATHS, Connection
 from landscape.results.grids import HessianGrid, Line
@@ -40,7 +40,7 @@ def draw_hessian_grids(
     """Draw heatmaps of |λ_min|/|λ_max|, one panel for each grid, with one color scale.
 
     Each title gives the median ratio over the points whose eigenvalues have converged. A grid of at most 64
-    points has its ratios as numbers, with a star at the other points.
+    points has its ratios as numbers; a star marks ratios whose eigenvalues have not converged.
 
     Args:
         vmax: the ratio with the darkest color; larger ratios have the same color. Default: the largest ratio,
@@ -53,6 +53,7 @@ def draw_hessian_grids(
     color_map = surface.color_map_of(cmap)
     if vmax is not None:
         positive("vmax", vmax)
+    # The panels are named "ratio", or "ratio 0", "ratio 1" and so on.
     figure, axes = wrapped_panels(len(results), 3.5, 3.4, names="ratio")
     finite_ratios = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
     largest = float(finite_ratios.max(initial=0.0))
@@ -114,6 +115,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     is_between = kinds == {"interpolation"}  # lines between two sets of weights
     quantities = _drawn_quantities(results)
     height = 2.6 if len(quantities) < 3 else 1.7
+    # If the user gives one ax, only the loss is drawn, which is the first quantity.
     figure, axes = panels(len(quantities), 1, 6.4, height, quantities, beside=quantities[1:], sharex=True)
     notes = [style.batchnorm_note(r) for r in results]
     shared_note = notes[0] if len(set(notes)) == 1 else ""  # different notes are in the legend
@@ -132,7 +134,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     _label_quantities(axes, quantities, results)
     ends = results[0].labels if len(results) == 1 else ()
     start, end = ends if len(ends) == 2 else ("first end", "second end")
-    for ax in leading(axes, "last_row"):
+    for ax in labeled_axes(axes, "last_row"):
         ax.set_xlabel(f"t (0: {start}, 1: {end})" if is_between else "t, along the direction")
     default_title = style.headline(results) if is_between else "Loss along a line"
     lines_note = "dotted: between the ends' losses; barrier: the largest rise above it" if is_between else ""
@@ -209,7 +211,7 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
         ax.set_xlabel(f"rise above the {_NAMES[r.around]}{style.unit(r, 'rise')}")
         ax.set(xlim=(0, float(r.rise[-1])), ylim=(0, None))
         ax.locator_params(axis="x", nbins=5)
-    for ax in leading(below):
+    for ax in labeled_axes(below):
         ax.set_ylabel("distance")
     headline, text = unit_of(results[0], _basins_finding(results)), unit_of(results[0], _caption(results))
     columns = 2 if len(results) == 1 else 3
@@ -229,7 +231,7 @@ def _draw_panel(ax: Axes, r: Basins, level_scale: surface.LevelScale) -> None:
     if not r.cut.all():
         level = r.reference_loss + r.rise[np.flatnonzero(~r.cut)[-1]]
         label = unit_of(r, f"{level - r.reference_loss:.2g} nat above the {_NAMES[r.around]}")
-        surface.level_lines(ax, x, y, loss, [level], label, **surface.EQUAL)
+        surface.level_lines(ax, x, y, loss, [level], label, **surface.RISE_LINE)
     ax.plot(*(r.minimum * lengths).T, label="lowest point of a basin", **(surface.LOWEST | {"ms": 9}))
     has_saddle = np.isfinite(r.saddle[:, 0])
     if has_saddle.any():

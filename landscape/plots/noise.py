@@ -52,7 +52,8 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     bars are one standard error. The short vertical line is the batch of the run.
     """
     figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results), names=["noise_scale"])
-    # With learners, a checkpoint has two points: the one at w_a is a little above the other.
+    # With learners, a row has two points: one for w_a and, below it, one for the learners. The y axis points
+    # down.
     shift = 0.12 if np.isfinite([r.learner_value for r in results]).any() else 0.0
     for k, r in enumerate(results):
         color = style.color_of(r.label)
@@ -62,8 +63,9 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
         ):
             if np.isfinite(value) and value > 0:
                 upper = error if np.isfinite(error) else 0.0
-                lower = min(upper, 0.9 * value)  # on a logarithmic axis, an error bar cannot reach 0
-                points(ax, value, y, None, color, name, xerr=[[lower], [upper]], ms=6, mfc=face_color)
+                # On a logarithmic axis, an error bar cannot reach 0.
+                bar = [[min(upper, 0.9 * value)], [upper]]
+                points(ax, value, y, color=color, label=name, xerr=bar, ms=6, mfc=face_color)
         ax.plot(r.batch, k, marker="|", ms=18, mew=2, color="k", ls="none", label="batch of the run")
     style.log_axis(ax.xaxis)
     ax.margins(x=0.15)

@@ -33,9 +33,9 @@ TITLE_CHARACTERS, CHARACTERS = 122, 132
 # inches: five lines of a page (our choice: a page or a table says the rest).
 CAPTION_SIZE, CAPTION_LINE, CAPTION_LENGTH = 8.5, 0.155, 52.5
 Names = Sequence[str]
-# Of a picture of a paper: the smallest width and height of a panel relative to its usual ones; heights in
-# inches, of a panel that is not made lower, and of a page (our choice).
-SMALLEST, LOWER, LOW, HIGHEST = 0.5, 0.65, 1.9, 8.5
+# In a picture for a paper (our choice): the smallest width and the smallest height of a panel, relative to
+# its usual size; in inches, the height below which no panel is made lower, and the largest picture height.
+MIN_WIDTH_SHARE, MIN_HEIGHT_SHARE, MIN_HEIGHT, MAX_PICTURE_HEIGHT = 0.5, 0.65, 1.9, 8.5
 # The metadata of a file that have the caption, by its format.
 METADATA = {"pdf": "Subject", "png": "Description", "svg": "Description"}
 # The parts around the panels of a picture that can be changed or left out.
@@ -84,28 +84,30 @@ class Picture(Figure):
                 have no room are left out.
             options: properties of matplotlib's ``Text``.
         """
-        width, height_with_caption = self.get_size_inches()
-        height = height_with_caption - self._caption_height
+        width, previous_height = self.get_size_inches()
+        inner_height = previous_height - self._caption_height  # without a caption
+        # A caption that is removed from the picture stays in the file's metadata.
         self._metadata_caption = text or self._metadata_caption
         lines = _caption_lines(text, width)
         self._caption_text = " ".join(lines)
         self._caption_height = CAPTION_LINE * len(lines) + 0.08 if lines else 0.0
-        self.set_size_inches(width, height + self._caption_height)
+        height = inner_height + self._caption_height
+        self.set_size_inches(width, height)
         if self._caption is not None:
             self._caption.remove()
         look = {"fontsize": CAPTION_SIZE, "color": DARK, "linespacing": 1.25, "in_layout": False}
-        self._caption = self.text(0.06 / width, 0.04 / height, formulas("\n".join(lines)), va="bottom")
+        self._caption = self.text(0.06 / width, 0.04 / inner_height, formulas("\n".join(lines)), va="bottom")
         self._caption.set(**look | options)
-        # matplotlib leaves room for legends at the edge of the figure only. Here the caption is below them:
-        # set the room for legends and caption. Heights are relative to the figure's height.
-        caption_share = self._caption_height / (height + self._caption_height)
+        # matplotlib leaves room for legends only if they are at the edge of the figure. Here the caption is
+        # at the edge and the legends are above it: set the room, in shares of the figure's height.
+        caption_share = self._caption_height / height
         share_below_panels = caption_share
         for legend in self.legends:
             box = (0, caption_share, 1, 1 - caption_share)
             legend.set_bbox_to_anchor(box, transform=self.transFigure)
             legend_share = self.extent(legend).height / self.bbox.height
-            gap_share = 0.1 / self.get_size_inches()[1]
-            share_below_panels = max(share_below_panels, caption_share + legend_share + gap_share)
+            # with a gap of 0.1 inches
+            share_below_panels = max(share_below_panels, caption_share + legend_share + 0.1 / height)
         engine = self.get_layout_engine()
         if isinstance(engine, ConstrainedLayoutEngine):
             engine.set(rect=(0, share_below_panels, 1, 1 - share_below_panels))
@@ -158,8 +160,8 @@ class Picture(Figure):
             pyplot.close(number)
 
 
-class OwnAxes:
-    """The axes of the user that a picture is drawn into; a drawing function uses it as its figure.
+class UserAxes:
+    """The axes of the user that a picture is drawn into. A drawing function uses this object as its figure.
 
     The title, the legend and the color bars go to these axes. Other panels are drawn, but not shown.
 
@@ -180,12 +182,15 @@ class OwnAxes:
         self.legends: list[Any] = []
         self.bars: list[Any] = []
 
-    def take(self, picture: Picture, beside: Sequence[str]) -> list[Any]:
-        """Return the axes of a picture's panels, in their order; the user's axes replace the picture's own.
+    def take(self, picture: Picture, side_panels: Sequence[str]) -> list[Any]:
+        """Return the axes to draw into, one for each panel of ``picture``, in the order of the panels.
+
+        They are the user's axes for panels that the user has named, and the axes of ``picture`` for others.
+        With ``ax``, the user's axes are for the one panel that is not in ``side_panels``.
 
         Args:
             picture: the picture, which has its panels already.
-            beside: names of panels that are not shown where the user gives ``ax``.
+            side_panels: names of the panels besides the main panel.
 
         Raises:
             InputError: ``ax`` for a picture of several panels, an unknown name of a panel, or axes whose
@@ -194,7 +199,7 @@ class OwnAxes:
         user_axes: dict[str, Any] = dict(self.requested)
         self.picture, picture_axes = picture, picture.axes_by_name
         if self.where == "ax":
-            main_panels = [name for name in picture_axes if name not in beside]
+            main_panels = [name for name in picture_axes if name not in side_panels]
             if len(main_panels) > 1:
                 raise InputError(f"ax: several panels; give axes={{NAME: …}} of {', '.join(picture_axes)}")
             user_axes = {main_panels[0]: user_axes[""]}  # "" stands for the only panel
@@ -239,9 +244,13 @@ class OwnAxes:
         self.bars.append(bar.ax)
         return bar
 
-    def visual_artists(self, visuals: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Write the title above that of the first axes, and return the artists of each of ``VISUALS``."""
-        has_title, has_panel_titles = visuals.get("title", True), visuals.get("panel_titles", True)
+    def visual_artists(self, is_visible: Mapping[str, bool]) -> dict[str, list[Any]]:
+        """Write the title above that of the first axes, and return the artists of each of ``VISUALS``.
+
+        Args:
+            is_visible: name of ``VISUALS`` -> whether it is kept; a name that is missing is kept.
+        """
+        has_title, has_panel_titles = is_visible.get("title", True), is_visible.get("panel_titles", True)
         titles = [ax.title for ax in self.axes.values()]
         lines = [self.title if has_title else "", titles[0].get_text() if has_panel_titles else ""]
         titles[0].set_text("\n".join(filter(None, lines)))
@@ -249,11 +258,12 @@ class OwnAxes:
         return {"title": title, "panel_titles": panel_titles, "legend": self.legends, "colorbar": self.bars}
 
 
-# The axes that pictures are drawn into, or the width of a picture of a paper in inches.
-_TARGET: ContextVar[OwnAxes | float | None] = ContextVar("target", default=None)
+# The user's axes that pictures are drawn into, or the width of a picture for a paper in inches; None without
+# either.
+_AXES_OR_WIDTH: ContextVar[UserAxes | float | None] = ContextVar("axes_or_width", default=None)
 
 
-def change_visuals(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
+def change_visuals(figure: Figure | UserAxes, visuals: Mapping[str, Any]) -> None:
     """Leave out or change titles, legends, color bars and the caption of a finished drawing.
 
     Args:
@@ -269,8 +279,10 @@ def change_visuals(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None
             raise InputError(f"visuals: '{name}': {value!r} is not allowed, it must be a bool or a dict")
     properties = {name: value for name, value in visuals.items() if isinstance(value, Mapping)}
     is_visible = {name: value is not False for name, value in visuals.items()}
-    artists = figure.visual_artists(is_visible) if isinstance(figure, OwnAxes) else _visual_artists(figure)
-    try:
+    # With the user's axes, the picture's title and the first panel's title are one text. ``visual_artists``
+    # writes this text from the visible titles.
+    artists = figure.visual_artists(is_visible) if isinstance(figure, UserAxes) else _visual_artists(figure)
+    try:  # ``name`` is the changed part, for the message
         for name in visuals:
             for artist in artists.get(name, ()):
                 if is_visible[name]:
@@ -329,12 +341,14 @@ def panels(
     """Make a figure of ``rows`` × ``columns`` panels; the user's axes, if there are any, replace the panels.
 
     If the user has chosen the width of the picture, panels become smaller, and a row may have fewer panels.
+    If the user has given axes, the object returned as the figure sets title, legend and color bars there.
 
     Args:
         width, height: size of one panel in inches.
         names: names of the panels, row by row; "" for an empty cell. Default: "panel", or "panel 0", "panel
             1" and so on.
-        beside: names of panels that are not shown where the user gives ``ax``.
+        beside: names of the panels beside or below the main panel. They are not shown if the user gives
+            ``ax``, which is for the main panel.
         options: passed to matplotlib's ``Figure.subplots``.
 
     Returns:
@@ -344,44 +358,46 @@ def panels(
         InputError: axes of the user are for other panels, or have another projection.
     """
     names = [*(names or numbered("panel", rows * columns))]
-    target = _TARGET.get()
-    if isinstance(target, float):  # the width of the picture
-        # Panels become lower as they become narrower, but not below LOWER times their height or LOW inches.
-        width_share = target / width / columns
-        height_share = min(max(width_share, LOWER), 1.0)
-        height = max(height * height_share, min(height, LOW))
+    axes_or_width = _AXES_OR_WIDTH.get()
+    if isinstance(axes_or_width, float):  # the width of the picture
+        # Panels become lower by the share by which ``columns`` panels in a row would become narrower.
+        width_share = axes_or_width / width / columns
+        height_share = min(max(width_share, MIN_HEIGHT_SHARE), 1.0)
+        height = max(height * height_share, min(height, MIN_HEIGHT))
         fewer_columns = fitting_columns(columns, width)
         if fewer_columns < columns:
             columns = fewer_columns
             names = [name for name in names if name]
             rows = -(-len(names) // columns)  # rounded up
             names += [""] * (rows * columns - len(names))
-        width = target / columns
-        height = min(height, HIGHEST / rows)
+        width = axes_or_width / columns
+        height = min(height, MAX_PICTURE_HEIGHT / rows)
     figure = Picture(figsize=(width * columns, height * rows))
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
     for name, ax in zip(names, axes, strict=True):
         ax.set_visible(bool(name))
     figure.axes_by_name = {name: ax for name, ax in zip(names, axes, strict=True) if name}
-    if isinstance(target, OwnAxes):
-        return cast(Figure, target), target.take(figure, beside)
+    if isinstance(axes_or_width, UserAxes):  # has the methods of a figure that drawing functions call
+        return cast(Figure, axes_or_width), axes_or_width.take(figure, beside)
     return figure, list(figure.axes_by_name.values())
 
 
 def fitting_columns(columns: int, width: float) -> int:
     """Return the number of panels in a row, at most ``columns``, with half of ``width`` or more."""
-    target = _TARGET.get()
-    return max(1, min(columns, int(target / width / SMALLEST))) if isinstance(target, float) else columns
+    picture_width = _AXES_OR_WIDTH.get()
+    if not isinstance(picture_width, float):
+        return columns
+    return max(1, min(columns, int(picture_width / width / MIN_WIDTH_SHARE)))
 
 
 def in_paper() -> bool:
     """Return whether panels are drawn for a paper: into the user's axes, or at a width of the user."""
-    return _TARGET.get() is not None
+    return _AXES_OR_WIDTH.get() is not None
 
 
-def leading(axes: Sequence[Any], position: str = "first_col") -> Sequence[Any]:
+def labeled_axes(axes: Sequence[Any], position: str = "first_col") -> Sequence[Any]:
     """Return the axes that have labels: those in the first column or last row; all axes of the user."""
-    if isinstance(_TARGET.get(), OwnAxes):
+    if isinstance(_AXES_OR_WIDTH.get(), UserAxes):
         return axes
     return [ax for ax in axes if getattr(ax.get_subplotspec(), f"is_{position}")()]
 
@@ -410,7 +426,7 @@ def stacked_panels(
 
     Args:
         kinds: the keys are one or two names, of the panels and of the panels below them; the values are their
-            heights in inches. Panels below are not shown where the user gives ``ax``.
+            heights in inches. Panels below are not shown if the user gives ``ax``.
 
     Returns:
         (figure, panels, panels below them or []).
@@ -447,8 +463,9 @@ def _panels_in_rows(
     options["gridspec_kw"] = {"height_ratios": [*heights] * (rows // len(kinds))}
     figure, axes = panels(rows, columns, width, sum(heights) / len(kinds), names, **options)
     by_name = dict(zip(filter(None, names), axes, strict=True))
-    if options.get("sharex") and not isinstance(_TARGET.get(), OwnAxes):
+    if options.get("sharex") and not isinstance(_AXES_OR_WIDTH.get(), UserAxes):
         # If the last row is not full, matplotlib leaves out the tick labels of a column that ends above it.
+        # The user's axes keep the tick labels that they have.
         for name in kinds[-1][-columns:]:
             by_name[name].tick_params(labelbottom=True)
     return figure, [[by_name[name] for name in kind] for kind in kinds]
@@ -525,12 +542,12 @@ def shared_legend(figure: Any, axes: Sequence[Axes], **options: Any) -> None:
 
 
 def points(
-    ax: Axes, x: Any, y: Any, error: Any, color: Any, label: str | None = None, **options: Any
+    ax: Axes, x: Any, y: Any, error: Any = None, color: Any = None, label: str | None = None, **options: Any
 ) -> None:
     """Draw points with error bars.
 
     Args:
-        error: half the lengths of the bars along y; None with ``xerr``.
+        error: half the lengths of the bars along y; None for no such bars.
         options: passed to matplotlib's ``Axes.errorbar``.
     """
     usual: dict[str, Any] = {"marker": "o", "ls": "none", "capsize": 3}
@@ -544,15 +561,15 @@ def categories(ax: Axes, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def drawn_into(user_axes: OwnAxes | None, width: float | None = None) -> Iterator[None]:
-    """Draw pictures inside into the user's axes; None: into figures of their own.
+def drawn_into(user_axes: UserAxes | None, width: float | None = None) -> Iterator[None]:
+    """Return a context in which pictures are drawn into the user's axes; None: into new figures.
 
     Args:
-        width: of these figures in inches, for a paper; None: their usual one.
+        width: width of the new figures in inches, for a paper; None: their usual width.
     """
-    token = _TARGET.set(user_axes or width)
+    token = _AXES_OR_WIDTH.set(user_axes or width)
     try:
         with style(paper=in_paper()):
             yield
     finally:
-        _TARGET.reset(token)
+        _AXES_OR_WIDTH.reset(token)

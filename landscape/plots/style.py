@@ -256,31 +256,31 @@ def fitting(*texts: str, most: int = TITLE) -> str:
 
 
 def headline(results: Sequence[Any]) -> str:
-    """Return the default title of a picture: what the first rows of the results' descriptions say.
+    """Return the default title of a picture, with the number in the first row of each result's description.
 
     Numbers have three digits. Where the numbers of several results have no room, the title has the smallest
     and the largest number.
     """
     rows = [r.describe()[0] for r in results]
-    numbers = [three_digits(row.number) for row in rows]
-    labels = [getattr(r, "label", "") for r in results]  # a sweep is of many runs and has none
+    numbers = [three_digits(row.number) for row in rows]  # row.number: row.value as text, with its error
+    labels = [getattr(r, "label", "") for r in results]  # a sweep is of many runs and has no label
     labels_differ = any(labels) and len(set(labels)) == len(rows)
     labels = short_names(labels) if labels_differ else [""] * len(rows)
-    numbers_by_name: dict[str, list[str]] = {}  # name of a row -> its number in each result, with the label
+    texts_by_name: dict[str, list[str]] = {}  # name of a row -> label and number of each result with this row
     for label, row, number in zip(labels, rows, numbers, strict=True):
-        numbers_by_name.setdefault(row.name, []).append(f"{label} {number}".strip())
+        texts_by_name.setdefault(row.name, []).append(f"{label} {number}".strip())
     # The possible titles, from the longest to the shortest.
-    texts = ["; ".join(f"{name}: {', '.join(words)}" for name, words in numbers_by_name.items())]
+    texts = ["; ".join(f"{name}: {', '.join(words)}" for name, words in texts_by_name.items())]
     if len({row.note for row in rows}) == 1 and rows[0].note:
         texts.insert(0, f"{texts[0]} ({three_digits(rows[0].note)})")
     name = rows[0].name
-    if len(numbers_by_name) > 1:
+    if len(texts_by_name) > 1:
         texts.append(f"{len(rows)} results")
     elif len(rows) == 1:
         texts.append(f"{name}: {numbers[0]}")  # a long label must not cut the number
     elif all(not isinstance(row.value, str) and math.isfinite(row.value) for row in rows):
         by_value = sorted(range(len(rows)), key=lambda k: rows[k].value)
-        low, high = by_value[0], by_value[-1]  # the indices of the smallest and the largest number
+        low, high = by_value[0], by_value[-1]  # the indices of the smallest and the largest value
         if labels_differ:
             texts.append(f"{name}: {numbers[low]} ({labels[low]}) to {numbers[high]} ({labels[high]})")
         texts.append(f"{name}: {numbers[low]} to {numbers[high]}")

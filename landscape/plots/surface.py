@@ -20,7 +20,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import LARGEST, Array
 from landscape.core.options import choose, positive
 from landscape.plots import draws, style
-from landscape.plots.picture import finish, in_paper, leading, panels, stacked_panels, wrapped_panels
+from landscape.plots.picture import finish, in_paper, labeled_axes, panels, stacked_panels, wrapped_panels
 from landscape.results import geometry
 from landscape.results.base import unit_of
 from landscape.results.shown import Radius, logarithmic
@@ -37,7 +37,9 @@ PIXELS = 400  # along each axis of a hillshaded picture (our choice: as many as 
 # of the picture (our choice).
 LIGHT, HEIGHT = LightSource(azdeg=315, altdeg=45), 1.0
 HALO = [withStroke(linewidth=2, foreground="w")]  # of texts on colors
-EQUAL: dict[str, Any] = {"color": style.AMBER, "lw": 1.8}
+# Lines, as keyword arguments of matplotlib's plot: where the loss is that of the center plus a rise (orange);
+# levels below this loss; and a ring.
+RISE_LINE: dict[str, Any] = {"color": style.AMBER, "lw": 1.8}
 VALLEY: dict[str, Any] = {"color": "k", "lw": 1.0, "ls": ":"}
 RING: dict[str, Any] = {"color": style.PINK, "lw": 2.2, "ls": "--"}
 # Markers, as keyword arguments of matplotlib's plot.
@@ -72,8 +74,8 @@ def draw_surfaces(
         quantity: "loss", "accuracy", or the name of a metric of the problem.
         log: True: levels and colors are at equal ratios; False: at equal distances. Default: True if the
             losses are positive and differ by a factor of more than 100; the caption says so.
-        levels: approximate number of levels. Default: lines 0.005 apart as in the paper if this makes 4 to 40
-            lines, else 24; on a logarithmic scale, 25.
+        levels: approximate number of levels. Default: lines 0.005 apart, as in DPSGD-2020, if this makes 4 to
+            40 lines, else 24; on a logarithmic scale, 25.
         vmax: the highest level; higher losses have the color of this level.
         cmap: a color map of matplotlib.
         labels: whether to write losses on contour lines.
@@ -87,7 +89,7 @@ def draw_surfaces(
     choose("style", style, STYLES)
     rings = [ring] if isinstance(ring, Radius) else [*ring]
     if rings and (len(rings) != len(results) or style == "surface"):
-        raise InputError(f"ring: {len(rings)} for {len(results)} surfaces; give one for each, of contours")
+        raise InputError(f"ring: {len(rings)} for {len(results)} surfaces; give one per surface, on contours")
     if quantity != "loss":
         results = [r.showing(quantity) for r in results]  # ``loss`` then holds the values of the quantity
         values = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
@@ -103,8 +105,8 @@ def draw_surfaces(
             if value not in (None, False, []):
                 raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
-    # A trajectory decides on the levels of contours only. If a quantity other than the loss is drawn, its
-    # values along the trajectory are not known: NaN.
+    # The markers of a "pca" surface are a trajectory. Trajectories decide on the levels of contours only.
+    # Quantities other than the loss are not known along a trajectory: ``marker_loss`` is then NaN.
     trajectory_losses = [r.marker_loss for r in results if r.kind == "pca" and style != "surface"]
     level_scale = scale([r.loss for r in results], log, levels, vmax, trajectory_losses)
     if style == "surface":
@@ -149,7 +151,7 @@ def _draw_3d(
         ax.set(zlim=(level_scale.levels[0], top), title=_panel_title(r, name))
     label = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
     color_bar(figure, axes, level_scale.norm, cmap, label, top)
-    return finish(figure, title or finding(results), settings(results, level_scale.why), axes)
+    return finish(figure, title or finding(results), caption_of(results, level_scale.reason), axes)
 
 
 def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
@@ -178,11 +180,12 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
         level_lines(ax, a.x, a.y, difference, [0.0], label="equal", color="k", lw=1.0)
     ax.plot(0, 0, label="center", **CENTER)
     first, second = style.short_names([a.label or "the first", b.label or "the second"])
+    # If the first text is too long, the label has only the name of the loss.
     label = style.fitting(f"{first} minus {second}: {a.loss_name}", a.loss_name, most=2 * style.LABEL)
     color_bar(figure, [ax], norm, style.DIVERGING, f"{label}{style.unit(a, 'loss')}")
     share = float((difference > 0).sum() / difference.count())
     default_title = style.fitting(f"{first} has the higher loss at {share:.0%} of points")
-    return finish(figure, title or default_title, settings(results), [ax])
+    return finish(figure, title or default_title, caption_of(results), [ax])
 
 
 def _draw_contours(
@@ -193,8 +196,8 @@ def _draw_contours(
 
     Below each panel is the profile of its surface. Markers show the center or the weights from which the
     plane was computed (checkpoints, the trajectory of a run, or the learners and their mean), and with
-    ``marks_lowest`` the lowest grid point. In each panel, a thick line is where the loss is higher than at
-    the center by a certain amount, which is the same in all panels.
+    ``marks_lowest`` the lowest grid point. On the orange lines the loss is higher than at the center, by the
+    same amount in all panels. Dashed lines connect the points of ``rings``, one ring for each surface.
     """
     rise = geometry.shared_rise(results)  # NaN if the surfaces share none
     width = 5.2 if len(results) == 1 else 3.5
@@ -213,19 +216,20 @@ def _draw_contours(
         else:
             ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=norm, extend="both")
         lines = ax.contour(r.x, r.y, masked, levels, colors="k", linewidths=0.35, alpha=0.55)
-        labeled_from, risen_loss = -np.inf, np.nan
+        lowest_labeled, risen_loss = -np.inf, np.nan
         if np.isfinite(rise) and geometry.has_profile(r):
             risen_loss, lowest_loss = geometry.center_loss(r) + rise, masked.min()
             label = unit_of(r, f"{rise:.2g} nat above the center")
-            level_lines(ax, r.x, r.y, masked, [risen_loss], label, **EQUAL)
+            level_lines(ax, r.x, r.y, masked, [risen_loss], label, **RISE_LINE)
             lines_in_valley = ((levels > lowest_loss) & (levels < risen_loss)).sum()
-            if lines_in_valley < 2:  # more lines, so that the form of the valley can be seen
+            if lines_in_valley < 2:  # more lines, dotted, so that the form of the valley can be seen
                 dotted_levels = np.linspace(lowest_loss, risen_loss, 6)[1:-1]
                 label = "each fifth of the rise to the orange line"
                 level_lines(ax, r.x, r.y, masked, dotted_levels, label, **VALLEY)
-                labeled_from = risen_loss  # below it, a number would be read as that of a dotted line
+                # Lower lines get no number, which could be taken for the loss on a dotted line.
+                lowest_labeled = risen_loss
         if labels:
-            _label_lines(ax, lines, risen_loss, labeled_from)
+            _label_lines(ax, lines, risen_loss, lowest_labeled)
         shown_marks = marks(r) if marks_lowest else marks(r)[1:]  # the first is the lowest grid point
         for points, label, look in shown_marks:
             ax.plot(*points.T, label=label, **look)
@@ -244,17 +248,17 @@ def _draw_contours(
     color_bar(figure, axes, norm, cmap, label, losses)
     if below:
         _draw_profiles(below, results, level_scale, rise)
-    # All profiles have the same legend. If the user gives ax=, the profiles are in another figure, and their
-    # curves are not in this legend.
+    # All profiles have the same legend. The user may give axes for the contours only: the profiles are then in
+    # a figure that is not shown, and have no legend.
     in_legend = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]
-    text = settings(results, level_scale.why)
+    text = caption_of(results, level_scale.reason)
     if below:
         text += f" Below: the {loss_name} by distance from the center, median and quartiles (band)."
     return finish(figure, title or finding(results), text, in_legend, ncols=3)
 
 
 def _label_lines(ax: Axes, lines: Any, orange: float, low: float) -> None:
-    """Write the loss on contour lines that have room, and are not next to ``orange`` or below ``low``."""
+    """Write losses on contour lines with room, except for losses next to ``orange`` or below ``low``."""
     places: dict[str, Array] = {}
     step = np.diff(lines.levels).min()
     for text in ax.clabel(lines, fontsize=7.5, fmt="%.3g", inline=False):
@@ -288,8 +292,8 @@ def _draw_profiles(
 ) -> None:
     """Draw for each surface its profile: median and quartiles of the loss by distance from the center.
 
-    Each panel has the medians of the other surfaces, too, as gray lines. An orange line is at the loss at the
-    center plus ``rise``, unless ``rise`` is NaN.
+    Gray lines are the medians of the other surfaces. An orange line is at the loss at the center plus
+    ``rise``, unless ``rise`` is NaN.
     """
     profiles = [geometry.profile(r) for r in results]
     levels, log = level_scale.levels, isinstance(level_scale.norm, LogNorm)
@@ -307,14 +311,14 @@ def _draw_profiles(
         ax.fill_between(own.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
         ax.plot(own.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
-            ax.axhline(geometry.center_loss(r) + rise, zorder=1, **EQUAL)
+            ax.axhline(geometry.center_loss(r) + rise, zorder=1, **RISE_LINE)
         ax.set(xlim=(0, longest_distance), xlabel="distance from the center", ylim=y_limits)
         if log:
             ax.set_yscale("log")
             style.decimal_labels(ax.yaxis)
         else:
             ax.yaxis.set_major_locator(ticker.MaxNLocator(4))
-    for ax in leading(axes):
+    for ax in labeled_axes(axes):
         ax.set_ylabel(f"{results[0].loss_name}{style.unit(results[0], 'loss')}")
 
 
@@ -326,13 +330,13 @@ class LevelScale:
         levels: the increasing levels.
         norm: the color scale, from the first to the last level.
         step: the distance of the lines, in words.
-        why: the kind of the scale and the reason for it, in words.
+        reason: the kind of the scale and the reason for it, in words.
     """
 
     levels: Array
     norm: colors.Normalize
     step: str
-    why: str
+    reason: str
 
 
 def scale(
@@ -360,11 +364,11 @@ def scale(
         InputError: no loss is finite, or an argument that these losses do not allow.
     """
     full_range = _full_range(losses, levels, vmax)
-    log, why = _kind_of_scale(*full_range, log)
-    # Without trajectories, whose losses are then [], this returns the full range.
+    log, reason = _kind_of_scale(*full_range, log)
+    # Without a trajectory, this is the full range.
     low, high = _range_around(np.concatenate([[], *trajectory_losses]), full_range, log)
     if (low, high) != full_range:
-        why += ", around the losses of the trajectory"
+        reason += ", around the losses of the trajectory"
     if vmax is not None:
         high = vmax
     if high - low <= 1e-12 * max(1.0, abs(high)):  # all losses are equal: a level below them, and one above
@@ -384,7 +388,7 @@ def scale(
     if log:
         distance = f"{100 * (values[1] / values[0] - 1):.0f}%"
     norm_class = LogNorm if log else colors.Normalize
-    return LevelScale(values, norm_class(values[0], values[-1]), f"lines {distance} apart", why)
+    return LevelScale(values, norm_class(values[0], values[-1]), f"lines {distance} apart", reason)
 
 
 def _full_range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> tuple[float, float]:
@@ -536,10 +540,10 @@ def _panel_title(r: Surface, name: str) -> str:
     return f"{name}\n{r.loss_name} {where} {center:.3g}".removeprefix("surface\n")
 
 
-def settings(results: Sequence[Surface], colors: str = "") -> str:
-    """Return the subject of the surfaces, for the caption; what differs is named in the order of the panels.
+def caption_of(results: Sequence[Surface], colors: str = "") -> str:
+    """Return the caption of surfaces: loss, samples, grid, plane. Different texts are in the panels' order.
 
-    ``colors``: what is said of their scale.
+    ``colors``: the kind of their color scale, in words.
     """
     parts = [
         style.joined(f"{r.samples:,}" for r in results) + " samples",
@@ -569,7 +573,7 @@ def _losses(results: Sequence[Surface]) -> list[str]:
 
 
 def _flatness(results: Sequence[Surface]) -> list[str]:
-    """Return sentences on the rise of the loss around each algorithm's weights, the preferred ones first."""
+    """Return titles on the rise of the loss around each algorithm's weights, the preferred title first."""
     loss = results[0].loss_name
     names = []
     for k, r in enumerate(results):
@@ -584,14 +588,13 @@ def _flatness(results: Sequence[Surface]) -> list[str]:
         return [f"The {loss} {'falls' if rise < 0 else 'rises'} by {abs(rise):.2g} nat (median of {maps})"]
     numbers = ", ".join(f"{name} {rise:.3g}" for name, rise in median_rise.items())
     words = f"Median rise of the {loss}"
-    sentences = [f"{words}: {numbers} nat", f"Rise of the {loss} (nat): {numbers}", words]
+    titles = [f"{words}: {numbers} nat", f"Rise of the {loss} (nat): {numbers}", words]
     flattest, steepest = median_rise.idxmin(), median_rise.idxmax()
     low_rise, high_rise = median_rise.min(), median_rise.max()
-    # A ratio of rises says something only if the centers are at minima. They are not all at minima if a
-    # rise is not positive, or if the losses at the centers differ by more than the larger rise.
+    # A ratio of rises compares minima. Where a rise is not positive, the center is at no minimum. Centers are
+    # not taken for minima either if their losses differ by more than the larger rise (our choice).
     if not low_rise > 0 or abs(center_loss[flattest] - center_loss[steepest]) > high_rise:
-        return sentences
-    # The sentence is about these surfaces, not about minima: there is no interval over seeds and planes.
+        return titles
     ratio = high_rise / low_rise
     factor = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # seeds differ by 10% (our choice)
-    return [f"The {loss} rises {factor} as much around {steepest} as around {flattest}", *sentences]
+    return [f"The {loss} rises {factor} as much around {steepest} as around {flattest}", *titles]

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots import draws, literal, style
-from landscape.plots.picture import finish, formulas, leading, points, wrapped_panels
+from landscape.plots.picture import finish, formulas, labeled_axes, points, wrapped_panels
 from landscape.results.comparison import MANY, Comparison, WeightAverage, heading, summary, verdict
 from landscape.results.flatness import Stability, forms_with
 from landscape.results.grids import Sweep
@@ -140,13 +140,13 @@ def _draw_sweep(ax: Axes, r: Sweep) -> str:
     if _is_wide(mean[np.isfinite(mean)]):
         style.log_axis(ax.yaxis)
     ax.set_xlabel("learning rate" if x_key == "lr" else x_key)
-    name, unit = ("test error of $w_a$", "%") if column == "test_error" else ("test loss at $w_a$", "")
-    ax.set_ylabel(f"{name}{style.unit(Sweep, column)}")
-    if any(row_indices_of):
+    quantity, sign = ("test error of $w_a$", "%") if column == "test_error" else ("test loss at $w_a$", "")
+    ax.set_ylabel(f"{quantity}{style.unit(Sweep, column)}")
+    if any(label for label in row_indices_of):
         ax.legend()
     best = int(np.nan_to_num(mean, nan=np.inf).argmin())
     setting = ", ".join(_key_and_value(key, rows[best][key]) for key in varying_keys)
-    text = f"{column.replace('_', ' ')}: {mean[best]:.2g}{unit}, {setting}"
+    text = f"{column.replace('_', ' ')}: {mean[best]:.2g}{sign}, {setting}"
     return f"Lowest {text}" if np.isfinite(mean[best]) else ""
 
 
@@ -181,7 +181,7 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
     colors = style.colors_of(c.sides)
     for q, ax in enumerate(axes):
         _draw_quantity(ax, c, q, colors)
-        if ax not in leading(axes):
+        if ax not in labeled_axes(axes):
             ax.set_yticklabels([])
     lines = summary(c) or ["No measure of flatness"]
     several = f"Flatness of {len(lines)} pairs"
@@ -216,7 +216,7 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_ylim(-0.6, len(c.sides) - 0.4)
     ax.set_yticks(rows, c.sides)
     ax.grid(False, axis="y")
-    measures_flatness = c.flatter[q] != 0  # −1 or 1: small, or large, values mean a flat minimum
+    measures_flatness = c.flatter[q] != 0  # 0: the quantity does not say how flat a minimum is
     ax.set_title(formulas(heading(c, q)), fontweight="bold" if measures_flatness else "normal")
     text = verdict(c, q).replace(" (", "\n(", 1)
     ax.set_xlabel(text, fontsize=8, color="k" if c.significant[q].any() else style.OTHER)
@@ -279,8 +279,9 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
     """
     graphs = [(name, t, matrix) for name, cycle in matrices.items() for t, matrix in enumerate(cycle[:STEPS])]
     # The matrix of a whole cycle is the product of its matrices, the first step's at the right.
-    mixed = {name: functools.reduce(np.matmul, cycle[::-1]) for name, cycle in matrices.items()}
-    exact = " or ".join(name for name, matrix in mixed.items() if np.ptp(matrix) < 1e-9)
+    cycle_matrices = {name: functools.reduce(np.matmul, cycle[::-1]) for name, cycle in matrices.items()}
+    # With equal entries, each learner has the exact average of all weights after a cycle.
+    averaging = " or ".join(name for name, matrix in cycle_matrices.items() if np.ptp(matrix) < 1e-9)
     panel_names = [f"{name} {t}" for name, t, _ in graphs]
     with style.style():
         figure, axes = wrapped_panels(len(graphs), 2.3, 2.5, columns=4, names=panel_names)
@@ -291,7 +292,7 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
         figure.colorbar(dots, ax=axes, label="share of the weights", shrink=0.9)
         text = "Color of a dot: the share of its own weights that a learner keeps; of a line: the share that "
         text += "both ends take of each other; of an arrow: the share that its head takes."
-        titles = [f"After a cycle of {exact} all learners have the exact average"] if exact else []
+        titles = [f"After a cycle of {averaging} all learners have the exact average"] if averaging else []
         return finish(figure, style.fitting(*titles, "Who takes whose weights"), text)
 
 

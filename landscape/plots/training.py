@@ -23,7 +23,10 @@ Group = tuple[str, Any, list[Checkpoint]]  # label, color and runs of a setting
 
 @draws(Checkpoint)
 def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
-    """Draw loss, test error, consensus distance, α_e, Δ and Δ(2) by step; above them, measured quantities.
+    """Draw the history of runs by step, with a panel for each quantity.
+
+    The last two rows have the training loss, the test error, the consensus distance, the effective learning
+    rate α_e, the noise Δ of a step, and Δ(2), the noise that the learners' spread adds.
 
     Runs whose recipes differ only in the seed, or in keys that do not change the weights, are one setting.
     Thin lines are its seeds, a thick line is their median. Consensus distance, α_e, Δ and Δ(2) vary much from
@@ -32,10 +35,11 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     rates α; a dashed line marks the step at which a run diverged.
 
     The rows above have a panel for each quantity that instruments measured during a run, such as λ_max,
-    shares along the top eigenvectors and ½ tr(HC). The panels of ηλ_max and of η times batch sharpness have
-    the limit of each setting's update rule in the setting's color or, if no limit is known, the limit 2 of
-    plain SGD. In the panel of the noise scale, a dotted line is the total batch. Metrics of the test data of
-    a :class:`landscape.Recorder` have panels there, too.
+    shares along the top eigenvectors and ½ tr(HC), and for each metric of the test data of a
+    :class:`landscape.Recorder`. For a single run, the panel of the change of the loss has the changes by
+    layer. The panels of ηλ_max and of η times batch sharpness have the limit of each setting's update rule in
+    the setting's color or, if no limit is known, the limit 2 of plain SGD. In the panel of the noise scale, a
+    dotted line is the total batch.
 
     Raises:
         InputError: imported weights, which have no training history.
@@ -51,19 +55,19 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     measured_columns = [column for column in (*_INSTRUMENTS, *metrics) if is_measured(column)]
     standard_columns = list(_STANDARD)
     if all(run.algorithm == RECORDED for run in runs):  # one learner, and unknown minibatches
-        standard_columns = [_RECORDED.get(column, column) for column in _STANDARD]
-        # All of them if none has a value, so that the picture has a panel.
+        standard_columns = [_IN_RECORDED_LOOPS.get(column, column) for column in _STANDARD]
+        # All standard columns if none has a value, so that the picture has a panel.
         standard_columns = [column for column in standard_columns if is_measured(column)] or standard_columns
 
     drawn_columns = measured_columns + standard_columns
-    # Rows of three; "" is an empty cell, of which the last row may have up to two.
-    names = drawn_columns + [""] * (-len(drawn_columns) % 3)
+    # The names of the cells in rows of three; the last row may have one or two empty cells, "".
+    cells = drawn_columns + [""] * (-len(drawn_columns) % 3)
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
-    # At this width, two panels have room side by side in the column of a paper.
-    figure, axes = panels(len(names) // 3, 3, 3.2 if in_paper() else 3.5, 2.7, names)
-    for ax, column in zip(axes, drawn_columns, strict=True):
+    # For the column of a paper, ``panels`` makes panels narrower. At 3.2 inches, two have room in a row.
+    figure, axes = panels(len(cells) // 3, 3, 3.2 if in_paper() else 3.5, 2.7, cells)
+    for ax, column in zip(axes, drawn_columns, strict=True):  # ``axes`` has none for empty cells
         name, scale, _ = PANELS.get(column, (column.replace("_", " "), "linear", ""))
-        layers = layers_of(runs) if column == "loss_change" else {}
+        layers = layers_of(runs) if column == "loss_change" else {}  # {} of several runs
         has_values = bool(layers)
         if layers:
             _draw_layers(ax, runs[0], layers)
@@ -95,6 +99,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     _, legend_names = legend_panel.get_legend_handles_labels()
     legend_columns = 2 if max(map(len, legend_names), default=0) > 30 else 4  # our choice
     heading = title or _finding(groups) or _run_title(runs)
+    # A legend with no other name than that of recorded loops says nothing and is left out.
     in_legend = [] if legend_names == [RECORDED] else [legend_panel]
     return finish(figure, heading, _caption(runs, drawn_columns), in_legend, ncols=legend_columns)
 
@@ -136,7 +141,7 @@ PANELS = {
 # The columns of every run, and those of instruments; the two between them replace columns of a recorded loop.
 _STANDARD, _INSTRUMENTS = tuple(PANELS)[:6], tuple(PANELS)[8:]
 # Standard columns -> columns of a recorded loop in their place.
-_RECORDED = {"consensus": "grad_norm2", "delta_2_full": "displacement2"}
+_IN_RECORDED_LOOPS = {"consensus": "grad_norm2", "delta_2_full": "displacement2"}
 # Columns with a limit -> the column of the limit.
 _OF_RULES = ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness")
 LIMITS = dict.fromkeys(_OF_RULES, "lr_lambda_limit")
@@ -175,9 +180,7 @@ def _caption(runs: Sequence[Checkpoint], columns: Sequence[str]) -> str:
     if any(np.isfinite(r.history[c]).sum() >= _MANY for r in runs for c in _NOISY):
         sentences.append("Bands: quartiles over 5% of the steps and all seeds")
     meanings = [text for column in columns if column in PANELS for text in PANELS[column][2].split(". ")]
-    sentences += filter(None, dict.fromkeys(meanings))
-    if standard_errors := _errors(runs):
-        sentences.append(standard_errors)
+    sentences += filter(None, [*dict.fromkeys(meanings), _errors(runs)])
     text = ". ".join(sentences) + "."
     return text if any(r.algorithm != RECORDED for r in runs) else text.replace(_MEAN, "w_a: the weights")
 
@@ -339,7 +342,7 @@ def _draw_runs(ax: Axes, group: Group, column: str, scale: str, extra_width: flo
     elif curves:
         for curve in curves:
             ax.plot(*curve, color=color, lw=0.6, alpha=0.45)
-        # The median is taken at the steps that all seeds have.
+        # The median is taken at the steps that all seeds have. np.interp picks a seed's values at these steps.
         shared_steps = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in curves)))
         median = np.median([np.interp(shared_steps, *curve) for curve in curves], axis=0)
         median_label = f"{label} (median of {len(runs)})"

@@ -175,7 +175,7 @@ def read(sources: Any) -> Contents:
             kind = "a run without a file" if location is None else f"a {type(source).__name__}"
             raise InputError(f"runs: {kind} is not allowed, give a run with a file, a result or a path")
         file_or_folder = Path(location)
-        path = storage.checkpoint_in(file_or_folder)
+        path = storage.checkpoint_in(file_or_folder)  # of a run's folder: its last checkpoint; else the file
         if hdf5.schema_of(path) == SCHEMA:
             runs.setdefault(path.resolve(), (path, Checkpoint.load(path)))
         else:
@@ -187,6 +187,7 @@ def read(sources: Any) -> Contents:
                     results.setdefault(result_file.resolve(), (result_file, base.load_results(result_file)))
             except OperationError as error:
                 notes.append(f"Left out: {printable(error)}")
+    # In the labels of runs, paper_name writes algorithms as the papers do: DPSGD for "dpsgd".
     labels = [paper_name(run.label) for _, run in runs.values()]
     items = []
     for (path, run), label in zip(runs.values(), labels, strict=True):
