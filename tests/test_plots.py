@@ -29,7 +29,7 @@ from landscape.core import registry
 from landscape.plots import draw
 from landscape.plots.picture import formulas, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
-from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, scale, settings
+from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, caption_of, scale
 from landscape.results import geometry
 from landscape.results.shown import running_quartiles
 from landscape.results.spectrum import Spectrum
@@ -275,11 +275,11 @@ def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> Non
 
 def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) -> None:
     def text(**changes: Any) -> str:
-        return settings([changed(surface, **changes)])
+        return caption_of([changed(surface, **changes)])
 
     assert "BatchNorm" not in text()
     own, fresh = (changed(surface, batchnorm=True, bn=bn, bn_samples=9) for bn in ("center", "recalibrate"))
-    assert "BatchNorm: from 9 samples per point" in settings([fresh])
+    assert "BatchNorm: from 9 samples per point" in caption_of([fresh])
     assert "batches of 64" in text(batchnorm=True, bn="train", bn_samples=64)
     assert "statistics of each batch" in text(batchnorm=True, bn="train")
     for style in ("contour", "surface", "difference"):

@@ -360,7 +360,8 @@ def panels(
     names = [*(names or numbered("panel", rows * columns))]
     axes_or_width = _AXES_OR_WIDTH.get()
     if isinstance(axes_or_width, float):  # the width of the picture
-        # Panels become lower by the share by which ``columns`` panels in a row would become narrower.
+        # Share of its usual width that a panel has in a row of ``columns`` panels. Heights follow this share,
+        # also if the rows below have fewer columns.
         width_share = axes_or_width / width / columns
         height_share = min(max(width_share, MIN_HEIGHT_SHARE), 1.0)
         height = max(height * height_share, min(height, MIN_HEIGHT))

@@ -248,8 +248,8 @@ def _draw_contours(
     color_bar(figure, axes, norm, cmap, label, losses)
     if below:
         _draw_profiles(below, results, level_scale, rise)
-    # All profiles have the same legend. The user may give axes for the contours only: the profiles are then in
-    # a figure that is not shown, and have no legend.
+    # All profiles have the same legend. The user may give axes only for the contours. The profiles are then
+    # in a figure that is not shown, and have no legend.
     in_legend = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]
     text = caption_of(results, level_scale.reason)
     if below:

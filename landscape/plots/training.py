@@ -342,7 +342,7 @@ def _draw_runs(ax: Axes, group: Group, column: str, scale: str, extra_width: flo
     elif curves:
         for curve in curves:
             ax.plot(*curve, color=color, lw=0.6, alpha=0.45)
-        # The median is taken at the steps that all seeds have. np.interp picks a seed's values at these steps.
+        # The median is taken at the steps that all seeds have, where np.interp returns a seed's own values.
         shared_steps = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in curves)))
         median = np.median([np.interp(shared_steps, *curve) for curve in curves], axis=0)
         median_label = f"{label} (median of {len(runs)})"
