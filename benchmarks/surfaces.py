@@ -77,9 +77,7 @@ def interpolated(
 ) -> tuple[Array, Array, Outcome]:
     """The values found for a surface that is known, which of them are exact, and the errors stated."""
     whole = _evaluations(truth)
-    outcome = interpolate(
-        truth.shape, whole.columns, whole.done, whole.compute, tolerance, ("loss",), seed, part
-    )
+    outcome = interpolate(truth.shape, whole, tolerance, ("loss",), seed, part)
     return whole.columns["loss"].reshape(truth.shape), whole.done, outcome
 
 

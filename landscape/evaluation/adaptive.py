@@ -76,18 +76,23 @@ HOPELESS = 4.0
 # be made up for.
 GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 4.25
 
-Compute = Callable[[Array], None]
 # With what values are computed: all samples, a part of the samples, or all samples after a part.
 Level = Literal["single", "part", "whole"]
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Columns of values on a grid, with all samples or with a part: arguments of :func:`interpolate`."""
+    """Columns of values on a grid of K points, for all samples or for a part.
+
+    Attributes:
+        columns: name -> values (K,). Interpolated values are written here.
+        done: (K,), whether a point is exact. Values at other points are overwritten.
+        compute: a function of the indices of points that writes the exact values and sets ``done`` there.
+    """
 
     columns: Mapping[str, Array]
     done: Array
-    compute: Compute
+    compute: Callable[[Array], None]
 
 
 @dataclass(frozen=True)
@@ -328,16 +333,14 @@ class _Grid:
 
 
 def interpolate(
-    shape: Sequence[int], columns: Mapping[str, Array], done: Array, compute: Compute, tolerance: Tolerance,
-    deciding: Sequence[str], seed: int = 0, part: Evaluations | None = None,
+    shape: Sequence[int], whole: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int = 0,
+    part: Evaluations | None = None,
 ) -> Outcome:  # fmt: skip
     """Compute some points of a grid and interpolate the others.
 
     Args:
         shape: the shape of the grid, such as (ny, nx).
-        columns: name -> values (K,), K the number of points. The values are written here.
-        done: (K,), whether a point is exact; values at other points are overwritten.
-        compute: a function of the indices of points that writes the exact values and sets ``done`` there.
+        whole: the columns for all samples.
         tolerance: the largest allowed error; a relative tolerance is a share of each column's own range.
         deciding: the columns whose errors must be within ``tolerance``; the errors of other columns are only
             stated.
@@ -349,15 +352,14 @@ def interpolate(
     guide = None
     if part is not None:
         coarse = coarse_indices(shape, GUIDED_BASE)  # these points are computed with or without a guide
-        compute(coarse)
-        if _finite(columns, deciding)[coarse].all():
+        whole.compute(coarse)
+        if _finite(whole.columns, deciding)[coarse].all():
             level = "whole"
             guide = _guide_from(shape, part, tolerance, deciding, seed)
-    evaluations = Evaluations(columns, done, compute)
-    outcome = _refine(shape, evaluations, tolerance, deciding, seed, level, guide)
+    outcome = _refine(shape, whole, tolerance, deciding, seed, level, guide)
     if outcome is None:  # the tolerance needs all points
-        compute(np.arange(len(done)))
-        no_errors = dict.fromkeys(columns, 0.0)
+        whole.compute(np.arange(len(whole.done)))
+        no_errors = dict.fromkeys(whole.columns, 0.0)
         return Outcome(no_errors, no_errors, 0, frozenset())
     return outcome
 

@@ -502,29 +502,28 @@ class Grid:
             compute_missing(self.points, done, flat_columns, evaluate, dispatch, indices)
             return {}
         interpolated = {name: flat_columns[name] for name in (*deciding, *optional)}
-        part_values = {name: np.full(len(done), np.nan) for name in interpolated}
-        part_done = np.zeros(len(done), bool)
         finished = 0.0  # the share of the progress bar
 
-        def compute(indices: Array, of_part: bool = False) -> None:
-            nonlocal finished
-            # The number of calls is not known. Each call advances the bar by a share of its rest.
-            finished_after = finished + (1 - finished) * SHARE_OF_REST
-            call = replace(dispatch, progress=portion(dispatch.progress, finished, finished_after))
-            if of_part and part is not None:
-                call = replace(call, min_per_process=part.block, save=None)
-                compute_missing(self.points, part_done, part_values, part, call, indices)
-            else:
-                compute_missing(self.points, done, flat_columns, evaluate, call, indices)
-            finished = finished_after
+        def evaluations(
+            values: dict[str, Array], done: Array, evaluate: Evaluate, dispatch: Dispatch
+        ) -> Evaluations:
+            def compute(indices: Array) -> None:
+                nonlocal finished
+                # The number of calls is not known. Each call advances the bar by a share of its rest.
+                finished_after = finished + (1 - finished) * SHARE_OF_REST
+                call = replace(dispatch, progress=portion(dispatch.progress, finished, finished_after))
+                compute_missing(self.points, done, values, evaluate, call, indices)
+                finished = finished_after
 
-        part_evaluations = None
+            return Evaluations({name: values[name] for name in interpolated}, done, compute)
+
+        whole = evaluations(flat_columns, done, evaluate, dispatch)
+        part_done, part_evaluations = np.zeros(len(done), bool), None
         if part is not None:
-            compute_part = functools.partial(compute, of_part=True)
-            part_evaluations = Evaluations(part_values, part_done, compute_part)
-        outcome = interpolate(
-            self.done.shape, interpolated, done, compute, self.tolerance, deciding, seed, part_evaluations
-        )
+            part_values = {name: np.full(len(done), np.nan) for name in interpolated}
+            part_dispatch = replace(dispatch, min_per_process=part.block, save=None)
+            part_evaluations = evaluations(part_values, part_done, part, part_dispatch)
+        outcome = interpolate(self.done.shape, whole, self.tolerance, deciding, seed, part_evaluations)
         # The errors in ``outcome`` are multiples of the tolerance.
         names = tuple(name for name in interpolated if outcome.stated.get(name, np.inf) <= MAX_TOLERANCES)
         for name in set(optional) - set(names):
