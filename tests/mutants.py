@@ -80,8 +80,8 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("evaluation/interpolant.py", "if sum(e) <= degree", "if sum(e) < degree"),
         ("evaluation/grid.py", "previous_tolerance.size <= tolerance.size", "previous_tolerance.size >= tolerance.size"),
         ("evaluation/fit.py", "np.exp(predicted) * np.expm1(errors)", "np.expm1(errors)"),
-        ("evaluation/fit.py", "holes**self._function.interpolant.order).max(1)", "holes**self._function.interpolant.order).min(1)"),
-        ("evaluation/adaptive.py", "(corners > 0) & (corners < 3)", "corners > 3"),
+        ("evaluation/fit.py", "holes**self.function.interpolant.order).max(1)", "holes**self.function.interpolant.order).min(1)"),
+        ("evaluation/fit.py", "(corners > 0) & (corners < 3)", "corners > 3"),
     ],
     FILES: [
         ("core/hdf5_check.py", "if depth > DEPTH:", "if depth > 99 * DEPTH:"),

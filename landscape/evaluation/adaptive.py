@@ -24,19 +24,16 @@ part has, such as an island of NaN, can be missed if it lies between the fewer p
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import scipy  # loads its parts when they are used
 
 from landscape.core.hdf5 import Array
-from landscape.evaluation import interpolant
-from landscape.evaluation.fit import Fit, quantities
-from landscape.evaluation.interpolant import ErrorScale, Tolerance, coarse_indices
+from landscape.evaluation.fit import GUIDED_BASE, Evaluations, FittedGrid, Guide, finite_at
+from landscape.evaluation.interpolant import ErrorScale, Tolerance, coarse_indices, widest_holes
 
 # All numbers here are our choice, from the surfaces of benchmarks/surfaces.py and others of these families.
 BASE = 13  # points of the coarsest level along an axis: smooth surfaces need no more for 1%
@@ -44,7 +41,6 @@ CHECKS = {1: 12, 2: 60}  # points at which the error is measured in a round, by 
 COVERING = 2 / 3  # the share of checks that are drawn in the widest holes
 JITTER = 0.3  # how much nearer to exact points than the middle of the widest hole a check may be
 GROWTH = 0.15  # new points in a round, as a share of the exact ones
-NEIGHBORS = 6  # exact points whose errors are looked at around a point
 SAFETY = 3.0  # the estimated largest error, as a multiple of the largest at the checks
 # The same with few checks where a linear kernel fits best: the surface is then less smooth than its part.
 LINEAR_SAFETY = 5.0
@@ -58,12 +54,7 @@ MAX_SHARE = 0.7  # the share of exact points from which on all are computed
 # The estimated errors that end a long refinement, and one by a part that is not smooth, in the first round
 # and later, in units of the tolerance: at kinks estimates are less sure.
 LATE_LIMIT, GUIDED_LIMITS = 0.7, (0.5, 0.7)
-DIAGONALS = tuple(itertools.product((1, -1), repeat=2))
 
-# With a part of the samples: the points along an axis that are computed with all samples in any case; the
-# error, in units of the tolerance, with which a function through the points for all samples follows those
-# of the part; the minimum, usual and maximum number of these points, by dimension.
-GUIDED_BASE, FOLLOW_ERROR, GUIDED_COUNTS = 5, 0.5, {1: (8, 16, 40), 2: (16, 32, 160)}
 # A part is smooth if it needs at most SMOOTH times the minimum number of points, and if a function through
 # FEW_POINTS follows it: the first FEW_ROUNDS then estimate the largest error from FEW_CHECKS alone.
 SMOOTH, FEW_POINTS, FEW_CHECKS, FEW_ROUNDS = 2.0, 72, {1: 6, 2: 12}, 10
@@ -78,34 +69,6 @@ GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 4.25
 
 # With what values are computed: all samples, a part of the samples, or all samples after a part.
 Level = Literal["single", "part", "whole"]
-
-
-@dataclass(frozen=True)
-class Evaluations:
-    """Columns of values on a grid of K points, for all samples or for a part.
-
-    Attributes:
-        columns: name -> values (K,). Interpolated values are written here.
-        done: (K,), whether a point is exact. Values at other points are overwritten.
-        compute: a function of the indices of points that writes the exact values and sets ``done`` there.
-    """
-
-    columns: Mapping[str, Array]
-    done: Array
-    compute: Callable[[Array], None]
-
-
-@dataclass(frozen=True)
-class _Guide:
-    """The values of a part of the samples at all points, which the values of all samples resemble.
-
-    Attributes:
-        columns: name -> values (K,).
-        smooth: whether few exact points were enough for them.
-    """
-
-    columns: Mapping[str, Array]
-    smooth: bool
 
 
 def first_points(shape: Sequence[int]) -> int:
@@ -130,208 +93,6 @@ class Outcome:
     log: frozenset[str]
 
 
-class _Grid:
-    """The points of a grid, which of them are exact, and the fits through these.
-
-    ``exact`` are the points computed in this call: values of an earlier result do not change its choices.
-    In all methods, ``deciding`` are the names of the columns whose errors must be within the tolerance.
-    """
-
-    def __init__(
-        self, shape: Sequence[int], evaluations: Evaluations, tolerance: Tolerance, guide: _Guide | None
-    ) -> None:
-        axes = [np.arange(count) for count in shape if count > 1]
-        positions = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
-        self.dimension = len(axes)
-        self.coordinates = 2.0 / max(1, positions.max()) * positions - 1.0  # (K, d)
-        self.half_steps = 2 * positions + 1  # (K, d), in units of half a step, from half a step outside
-        self.exact = np.zeros(len(positions), bool)
-        self._evaluations, self._columns = evaluations, evaluations.columns
-        self._tolerance, self.guide = tolerance, guide
-        self._followed_log: dict[str, bool] = {}  # column -> whether the guide was followed on a log scale
-
-    def compute(self, indices: Array) -> None:
-        """Make the points ``indices`` exact."""
-        self._evaluations.compute(indices)
-        self.exact[indices] = True
-
-    def fit(self, deciding: Sequence[str]) -> bool:
-        """Fit the columns to the exact points. Return whether those that decide can be interpolated."""
-        all_finite = _finite(self._columns, deciding)
-        finite, nonfinite = np.flatnonzero(self.exact & all_finite), np.flatnonzero(self.exact & ~all_finite)
-        if len(finite) < min(BASE, GUIDED_COUNTS[self.dimension][0]):
-            return False
-        self._tree = scipy.spatial.cKDTree(self.coordinates[finite])
-        self._spacing = self._tree.query(self.coordinates[finite], k=2)[0][:, 1]
-        try:
-            self._fit_columns(finite)
-        except np.linalg.LinAlgError:  # all on a line, say
-            return False
-        if not self.fits.keys() >= set(deciding):
-            return False
-        self.open = np.flatnonzero(~self.exact)
-        self.border, self.outside = np.zeros(0, int), np.zeros(len(self.coordinates), bool)
-        if len(nonfinite):
-            if self.dimension == 1:
-                return False
-            self._separate(nonfinite)
-        return True
-
-    def _fit_columns(self, exact: Array) -> None:
-        """Fit each column that is finite at the points ``exact`` and can meet the tolerance."""
-        kernels = interpolant.KERNELS
-        interpolants = [interpolant.Interpolant(self.coordinates[exact], kernel) for kernel in kernels]
-        guides = self.guide.columns if self.guide else {}
-        self.fits: dict[str, Fit] = {}
-        for name, values in self._columns.items():
-            if np.isfinite(values[exact]).all():
-                scale = ErrorScale.of(values[exact], self._tolerance)
-                if scale.possible:
-                    self.fits[name] = Fit(
-                        self.coordinates, values, exact, scale, interpolants, guides.get(name)
-                    )
-
-    def _separate(self, nonfinite: Array) -> None:
-        """Set ``border`` and ``outside`` by the corners of the triangle of exact points around each open one.
-
-        In triangles on the border some corners are ``nonfinite``. Points in triangles of these alone are
-        outside.
-        """
-        exact = np.flatnonzero(self.exact)
-        mesh = scipy.spatial.Delaunay(self.coordinates[exact])
-        corners = np.isin(exact[mesh.simplices], nonfinite).sum(1)
-        around = mesh.find_simplex(self.coordinates[self.open])
-        self.outside[self.open[corners[around] == 3]] = True
-        self._nearest_nonfinite = nonfinite[
-            scipy.spatial.cKDTree(self.coordinates[nonfinite]).query(self.coordinates)[1]
-        ]
-        beside = [mesh.find_simplex(self.coordinates[self.open] + 1e-6 * np.array(d)) for d in DIAGONALS]
-        mixed = (corners > 0) & (corners < 3)
-        # Of each triangle, the point that is furthest from all corners. A point on an edge belongs to both.
-        triangles = np.max([np.where((t >= 0) & mixed[t], t, -1) for t in (around, *beside)], axis=0)
-        on_border = triangles >= 0
-        candidates, triangles = self.open[on_border], triangles[on_border]
-        distance = scipy.spatial.cKDTree(self.coordinates[exact]).query(self.coordinates[candidates])[0]
-        order = np.lexsort((-distance, triangles))  # by triangle, then from the furthest point on
-        furthest = np.unique(triangles[order], return_index=True)[1]
-        self.border = candidates[order][furthest]
-
-    def fit_and_compute_border(self, deciding: Sequence[str]) -> bool:
-        """Fit the columns, and compute all points between finite and other values.
-
-        Return whether the columns that decide can be interpolated.
-        """
-        while self.fit(deciding):
-            if not len(self.border):
-                return True
-            self.compute(self.border)
-        return False
-
-    def has_scale_of_guide(self, deciding: Sequence[str]) -> bool:
-        """Return whether all values are finite, and their scale is that on which the guide was followed."""
-        return not self.outside.any() and all(
-            self.fits[name].scale.log == self._followed_log[name] for name in deciding
-        )
-
-    def guided_indices(self, shape: Sequence[int], deciding: Sequence[str]) -> Array:
-        """Return the points to compute first: an interpolant through them approximates the guide's values.
-
-        They include the coarsest GUIDED_BASE × GUIDED_BASE points and the guide's extremes, which are
-        computed here. The values of all samples there decide between a linear and a logarithmic scale, on
-        which the interpolant must approximate the guide.
-        """
-        assert self.guide is not None
-        guides = {name: self.guide.columns[name] for name in deciding}
-        extremes = [index for values in guides.values() for index in (values.argmin(), values.argmax())]
-        first = chosen = np.union1d(coarse_indices(shape, GUIDED_BASE), extremes)
-        self.compute(first)
-        for name, values in guides.items():
-            # A guide with values ≤ 0 has no logarithms: it is followed on its own scale, which is linear.
-            scale_values = self._columns[name][first] if values.min() > 0 else values
-            scale = ErrorScale.of(scale_values[np.isfinite(scale_values)], self._tolerance)
-            self._followed_log[name] = scale.log
-            # What to approximate, and factors that convert its errors to units of the tolerance. On a log
-            # scale the values are tried, too: their errors divided by the values are errors of logarithms.
-            targets = [(scale(values), np.ones(len(values)))]
-            if scale.log:
-                targets.append((values, 1 / (scale.limit * values)))
-            counts = GUIDED_COUNTS[self.dimension]
-            choices = [
-                interpolant.follow(self.coordinates, target, factors, kernel, chosen, FOLLOW_ERROR, *counts)
-                for target, factors in targets
-                for kernel in ("cubic", "quintic")
-            ]
-            chosen = np.union1d(chosen, min(choices, key=len))
-        return chosen
-
-    def expected(self) -> dict[str, Array]:
-        """Column -> (M,): the expected error of the fitted quantity at the open points, up to a factor."""
-        distances, nearest = self._tree.query(self.coordinates[self.open], k=NEIGHBORS)
-        self._distance = distances[:, 0]  # to the nearest exact point
-        columns = {}
-        for name, fit in self.fits.items():
-            errors = fit.expected(self.open, self._distance, nearest, self._spacing)
-            columns[name] = np.where(self.outside[self.open], 0.0, errors)
-        return columns
-
-    def errors(
-        self, predicted: Mapping[str, Array], indices: Array, deciding: Sequence[str]
-    ) -> dict[str, tuple[Array, Array]]:
-        """Column -> the errors at the points ``indices``, which are exact by now.
-
-        They are those of the fitted quantity, and in units of the tolerance. Where only the value or only the
-        prediction is finite, they are infinite.
-        """
-        finite, outside = _finite(self._columns, deciding)[indices], self.outside[indices]
-        columns = {}
-        for name, quantity in predicted.items():
-            columns[name] = self.fits[name].errors(quantity, indices)
-            for errors in columns[name]:
-                errors[outside & ~finite] = 0.0
-                errors[outside == finite] = math.inf
-        return columns
-
-    def extremes(self, deciding: Sequence[str]) -> Array:
-        """The points of the lowest and the highest finite values of the columns that decide."""
-        indices = []
-        for name in deciding:
-            values = np.where(np.isfinite(self._columns[name]), self._columns[name], np.nan)
-            indices += [np.nanargmin(values), np.nanargmax(values)]
-        return np.unique(indices)
-
-    def largest_expected(self, expected: Array, threshold: float, count: int) -> Array:
-        """Return at most ``count`` points with the largest expected errors above ``threshold``, far apart.
-
-        ``expected`` (K,) are errors at all points, 0 at exact ones. A chosen point reduces those around it.
-        """
-        expected = expected.copy()
-        chosen: list[int] = []
-        distance = np.full(len(expected), np.inf)
-        distance[self.open] = self._distance
-        while len(chosen) < count:
-            index = int(expected.argmax())
-            if not expected[index] > threshold:
-                break
-            chosen.append(index)
-            to_index = np.linalg.norm(self.coordinates - self.coordinates[index], axis=1)
-            closer = np.flatnonzero(to_index < distance)
-            expected[closer] *= (to_index[closer] / np.maximum(distance[closer], 1e-300)) ** 2
-            distance[closer] = to_index[closer]
-        return np.array(chosen, dtype=int)
-
-    def fill(self, done: Array) -> dict[str, ErrorScale]:
-        """Write predictions to the points that are not ``done``; column -> the scale of its values then."""
-        missing = np.flatnonzero(~done)
-        outside = missing[self.outside[missing]]
-        predicted = quantities(self.fits, missing)
-        for name, column in self._columns.items():
-            column[missing] = self.fits[name].values(predicted[name]) if name in self.fits else np.nan
-            if len(outside):
-                column[outside] = column[self._nearest_nonfinite[outside]]
-        fitted = {name: self._columns[name] for name in self.fits}
-        return {name: ErrorScale.of(c[np.isfinite(c)], self._tolerance) for name, c in fitted.items()}
-
-
 def interpolate(
     shape: Sequence[int], whole: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int = 0,
     part: Evaluations | None = None,
@@ -353,7 +114,7 @@ def interpolate(
     if part is not None:
         coarse = coarse_indices(shape, GUIDED_BASE)  # these points are computed with or without a guide
         whole.compute(coarse)
-        if _finite(whole.columns, deciding)[coarse].all():
+        if finite_at(whole.columns, deciding)[coarse].all():
             level = "whole"
             guide = _guide_from(shape, part, tolerance, deciding, seed)
     outcome = _refine(shape, whole, tolerance, deciding, seed, level, guide)
@@ -366,7 +127,7 @@ def interpolate(
 
 def _guide_from(
     shape: Sequence[int], part: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int
-) -> _Guide | None:
+) -> Guide | None:
     """Return a part's values at all points as a guide; None if they cannot be interpolated."""
     outcome = _refine(shape, part, tolerance, deciding, seed, level="part")
     if outcome is None:
@@ -375,7 +136,7 @@ def _guide_from(
     columns = {name: part.columns[name] for name in accurate if np.isfinite(part.columns[name]).all()}
     if not columns.keys() >= set(deciding):
         return None
-    return _Guide(columns, bool(part.done.sum() <= SMOOTH * first_points(shape)))
+    return Guide(columns, bool(part.done.sum() <= SMOOTH * first_points(shape)))
 
 
 @dataclass(frozen=True)
@@ -404,7 +165,7 @@ class _Round:
         return self.checks // (2 if self.margin is None else 3)
 
     @classmethod
-    def after(cls, estimates: int, grid: _Grid, level: Level, few: bool) -> _Round:
+    def after(cls, estimates: int, grid: FittedGrid, level: Level, few: bool) -> _Round:
         """Return the round after a number of ``estimates``, with ``few`` checks if a smooth part guides."""
         if few:
             count = FEW_CHECKS[grid.dimension]
@@ -431,7 +192,7 @@ class _Round:
 
 def _refine(
     shape: Sequence[int], evaluations: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int,
-    level: Level, guide: _Guide | None = None,
+    level: Level, guide: Guide | None = None,
 ) -> Outcome | None:  # fmt: skip
     """Compute points in rounds until the others can be interpolated, and interpolate these.
 
@@ -448,7 +209,7 @@ def _refine(
     """
     if 2 * first_points(shape) > len(evaluations.done):
         return None
-    grid = _Grid(shape, evaluations, tolerance, guide)
+    grid = FittedGrid(shape, evaluations, tolerance, guide)
     rng = np.random.default_rng([seed, *shape])
     next_points = grid.guided_indices(shape, deciding) if guide else coarse_indices(shape, BASE)
     is_smooth = guide is not None and guide.smooth and len(next_points) <= FEW_POINTS
@@ -458,7 +219,7 @@ def _refine(
     failures = 0
     while True:
         grid.compute(next_points)
-        if level == "part" and not _finite(evaluations.columns, deciding)[grid.exact].all():
+        if level == "part" and not finite_at(evaluations.columns, deciding)[grid.exact].all():
             return None
         if not grid.fit_and_compute_border(deciding):
             return None
@@ -512,7 +273,7 @@ def _on_final_scales(
 
 
 def _measure_errors(
-    grid: _Grid, this_round: _Round, deciding: Sequence[str], rng: np.random.Generator, probes: bool
+    grid: FittedGrid, this_round: _Round, deciding: Sequence[str], rng: np.random.Generator, probes: bool
 ) -> tuple[Outcome, Array]:
     """Draw the check points of a round from the open points, compute them, and estimate the errors.
 
@@ -523,7 +284,7 @@ def _measure_errors(
         The estimates of :func:`_estimate` and, in the same unit, the expected errors (K,) at all points.
     """
     expected = grid.expected()
-    predicted = quantities(grid.fits, grid.open)
+    predicted = grid.quantities(grid.open)
     expected_in_units = [
         grid.fits[name].in_tolerance_units(predicted[name], expected[name]) for name in deciding
     ]
@@ -542,7 +303,7 @@ def _measure_errors(
 
 
 def _estimate(
-    grid: _Grid, predicted: Mapping[str, Array], expected: Mapping[str, Array], positions: Array,
+    grid: FittedGrid, predicted: Mapping[str, Array], expected: Mapping[str, Array], positions: Array,
     deciding: Sequence[str], margin: float | None,
 ) -> tuple[Outcome, Array]:  # fmt: skip
     """Estimate the largest error of each column from the errors at check points, which are exact by now.
@@ -586,18 +347,13 @@ def _estimate(
     return Outcome(estimates, largest_errors, len(positions), log), all_expected
 
 
-def _finite(columns: Mapping[str, Array], deciding: Sequence[str]) -> Array:
-    """Return at which points (K,) all ``deciding`` columns are finite."""
-    return np.all([np.isfinite(columns[name]) for name in deciding], axis=0)
-
-
 def _checks(shape: Sequence[int]) -> int:
     """The number of points that are drawn to measure the error on a grid of ``shape``."""
     return CHECKS[sum(count > 1 for count in shape) or 1]
 
 
 def _check_points(
-    rng: np.random.Generator, grid: _Grid, expected: Array, count: int, checked: Array, probing: bool
+    rng: np.random.Generator, grid: FittedGrid, expected: Array, count: int, checked: Array, probing: bool
 ) -> Array:
     """Return the positions in ``grid.open`` of ``count`` new check points.
 
@@ -611,7 +367,7 @@ def _check_points(
     chosen: list[int] = [*checked, *np.searchsorted(grid.open, largest)]
     count_in_holes = count - len(largest) if probing else int(COVERING * count)
     exact, candidates = grid.half_steps[grid.exact], grid.half_steps[grid.open]
-    chosen = interpolant.widest_holes(rng, exact, candidates, chosen, count_in_holes, JITTER)
+    chosen = widest_holes(rng, exact, candidates, chosen, count_in_holes, JITTER)
     remaining = np.setdiff1d(np.arange(len(grid.open)), chosen)
     weights = expected[remaining] + 1e-3 * expected.max() + 1e-300
     drawn_count = count + len(checked) - len(chosen)

@@ -22,8 +22,9 @@ from landscape.core.devices import gather_bytes
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress, portion
-from landscape.evaluation.adaptive import Evaluations, first_points, interpolate
+from landscape.evaluation.adaptive import first_points, interpolate
 from landscape.evaluation.evaluate import Evaluator
+from landscape.evaluation.fit import Evaluations
 from landscape.evaluation.interpolant import Tolerance
 from landscape.problem.batches import strided
 from landscape.problem.batchnorm import has_batchnorm
