@@ -19,7 +19,7 @@ from landscape.core.devices import GRAPHS, Captured, branches, generator, normal
 from landscape.core.errors import PathWarning, warn_caller
 from landscape.core.memory import available_memory, with_saved_bytes
 from landscape.problem.batches import call, named_tensors, random_state, take, tree_map
-from landscape.problem.layout import copies_of_results, differentiable, gradients
+from landscape.problem.layout import copies_of_computed_tensors, differentiable, gradients
 from landscape.problem.problem import LinearLayer, Problem, chain, stacked_losses
 
 
@@ -506,4 +506,4 @@ class Stack:
 
 def _copied(model: nn.Module) -> nn.Module:
     """Return a copy of a model with the same parameters; tensors that a pass left are copied by value."""
-    return copy.deepcopy(model, copies_of_results(model) | {id(p): p for p in model.parameters()})
+    return copy.deepcopy(model, copies_of_computed_tensors(model) | {id(p): p for p in model.parameters()})

@@ -43,11 +43,11 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
     slots, pairs = {slot.name: slot for slot in layout.slots}, list[tuple[Slot, Slot]]()
     for component_a, component_b in factors:
         previous_count = len(pairs)
-        for a in layout.slots:
-            components = a.name.split(".")
-            components_of_b = [component_b if name == component_a else name for name in components]
+        slots_of_a = [slot for slot in layout.slots if component_a in slot.name.split(".")]
+        for a in slots_of_a:
+            components_of_b = [component_b if c == component_a else c for c in a.name.split(".")]
             b = slots.get(".".join(components_of_b))
-            if component_a not in components or b is None:
+            if b is None:
                 continue
             # Of a convolution, B may be (m, r, 1, …).
             if min(len(a.shape), len(b.shape)) < 2 or b.size != b.shape[0] * a.shape[0]:
@@ -55,8 +55,8 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
                 raise InputError(f"factors: {names} have no product, they must be (r, …) and (m, r)")
             pairs.append((a, b))
         if len(pairs) == previous_count and (component_a, component_b) not in PEFT:
-            reason = f"no two trainable parameters' names differ in '{component_a}' and '{component_b}'"
-            raise InputError(f"factors: {reason}; give components of names (between dots)")
+            words = f"no trainable parameters are named alike except for '{component_a}' and '{component_b}'"
+            raise InputError(f"factors: {words}; give components of names (between dots)")
     return pairs
 
 
@@ -95,10 +95,13 @@ class Products:
     def __call__(self, theta: Tensor) -> Tensor:
         """Return (P',), the products of the factors in ``theta`` (P,) and the other numbers of ``theta``."""
         views = self._factored.layout.views(theta)
-        return self._with(views, {a.name: (views[a.name], views[b.name]) for a, b in self._pairs})
+        return self._vector(views, {a.name: (views[a.name], views[b.name]) for a, b in self._pairs})
 
-    def _with(self, views: Mapping[str, Tensor], factors: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
-        """Return (P',), the products of ``factors`` (A, B) by name of A, and the other ``views``."""
+    def _vector(self, views: Mapping[str, Tensor], factors: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
+        """Return θ (P',) with the products of ``factors``, and with all other parameters from ``views``.
+
+        ``factors`` are the pairs (A, B), by the name of A.
+        """
         numbers = dict(views)
         for name, (a, b) in factors.items():
             numbers[name] = double(b.flatten(1)) @ double(a.flatten(1))
@@ -129,7 +132,7 @@ class Products:
         """
         views = self.problem.layout.views(theta)
         factors, ranks = dict[str, tuple[Tensor, Tensor]](), list[int]()
-        squared_error = squared_norm = 0.0  # of what is cut off, and of all products
+        squared_error = squared_norm = 0.0  # of what the truncation cuts off, and of all products
         for a, b in self._pairs:
             u, singular_values, vh = torch.linalg.svd(double(views[a.name].flatten(1)), full_matrices=False)
             own_rank = int((singular_values > ROUNDING * singular_values[0]).sum())
@@ -142,12 +145,9 @@ class Products:
             factor_a = factor_a.to(dtypes.get(a.name, factor_a.dtype))
             factor_b = factor_b.to(dtypes.get(b.name, factor_b.dtype))
             factors[a.name] = factor_a, factor_b
-        # Without the dtypes of A: the products have the names of A, and their factors are rounded above. (The
-        # dtypes of B have no effect, because B is no parameter here.)
-        other_dtypes = {name: dtype for name, dtype in dtypes.items() if name not in factors}
-        rounded_theta = rounded(self.problem, theta, other_dtypes)
+        other_views = self.problem.layout.views(rounded(self.problem, theta, dtypes))
         error = math.sqrt(squared_error / max(squared_norm, 1e-300))
-        return self._with(self.problem.layout.views(rounded_theta), factors), max(ranks), error
+        return self._vector(other_views, factors), max(ranks), error
 
 
 def rounded(problem: Problem, theta: Tensor, dtypes: Mapping[str, torch.dtype]) -> Tensor:

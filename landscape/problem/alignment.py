@@ -21,7 +21,7 @@ from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.checks import moved
 from landscape.problem.layout import FOLLOW, Layout
 from landscape.problem.mean_loss import MeanLoss
-from landscape.problem.symmetry import NATURAL, Place, Space, activations, compared_outputs, spaces, trace_of
+from landscape.problem.symmetry import NATURAL, Place, Space, activations, main_outputs, spaces, traced_axes
 
 # The largest relative change of outputs that counts as rounding (our choice; in float64 it is far below).
 UNCHANGED = 1e-5
@@ -31,7 +31,7 @@ TRIED = 32
 # that is not dead, relative to their root mean square (our choices).
 READ_BYTES, ALIVE = 2**28, 1e-6
 Blocks = dict[str, Tensor]
-BY = ("weights", "activations")
+ALIGN = ("weights", "activations")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,18 +99,18 @@ class Symmetry:
     def of(cls, problem: MeanLoss) -> Symmetry:
         """Return the symmetry of a problem's model, tested on the model: see :func:`_tested`."""
         problem = problem.on(problem.data.few(TRIED))
-        trace = trace_of(_wide(problem))
-        parameters = {name: spaces(axes) for name, axes in trace.parameters.items()}
-        read = {str(activation): spaces(axes) for activation, axes in trace.activations.items()}
+        traced = traced_axes(_wide(problem))
+        parameters = {name: spaces(axes) for name, axes in traced.parameters.items()}
+        read = {str(activation): spaces(axes) for activation, axes in traced.activations.items()}
         shapes = {name: tuple(space.size for space in axes) for name, axes in (parameters | read).items()}
         groups, fixed = [], dict[str, str]()
         for space in dict.fromkeys(space for axes in parameters.values() for space in axes):
             group = _group(space, parameters, read)
-            if not space.reason:
+            if not space.why_fixed:
                 groups.append(group)
-            elif space.reason not in NATURAL:
-                fixed.setdefault(group.name, space.reason)
-        return _tested(problem, cls(problem.layout, shapes, tuple(groups), fixed, tuple(trace.activations)))
+            elif space.why_fixed not in NATURAL:
+                fixed.setdefault(group.name, space.why_fixed)
+        return _tested(problem, cls(problem.layout, shapes, tuple(groups), fixed, tuple(traced.activations)))
 
     def blocks(self, weights: Tensor) -> Blocks:
         """Return the blocks of ``weights`` (P,), by parameter."""
@@ -220,10 +220,10 @@ def _wide(problem: MeanLoss) -> MeanLoss:
 def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMPLES) -> float:
     """Return the largest relative change of the loss or of an output between two vectors of weights (P,).
 
-    Changes of the loss are relative to the largest loss of a chunk at ``first``, and changes of outputs to
-    the largest output there. Data in batches are evaluated by whole chunks, until ``samples`` samples are; of
-    other data, at most ``samples`` are. The passes have the widest precision, with statistics of BatchNorm
-    that are estimated at each vector.
+    Changes of the loss are relative to the largest loss of a chunk at ``first``. Changes of outputs are
+    relative to the largest output at ``first``. Of data in batches, whole chunks are evaluated until at least
+    ``samples`` samples are evaluated. Of other data, at most ``samples`` samples are evaluated. The passes
+    have the widest precision, with statistics of BatchNorm that are estimated at each vector.
     """
     count = min(samples, problem.samples)
     if problem.indexed and count < problem.samples:
@@ -231,13 +231,14 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
     wide = _wide(problem).with_batchnorm("recalibrate", max(2, count))
     pairs = [(wide.at(weights), weights) for weights in (first.to(wide.weights), second.to(wide.weights))]
     largest_changes, largest_values = [0.0, 0.0], [0.0, 0.0]  # [of the loss, of the outputs]
-    evaluated_samples = 0.0  # no integer: a pass with one of d random draws counts 1/d of its samples
+    # parts() yields each chunk once for each of d draws of random numbers, with 1/d of its number of samples.
+    evaluated_samples = 0.0
     for x, y, sample_count, seed in wide.parts():
-        values = []  # at both vectors: [the loss, the outputs], or only [the loss] for unknown outputs
+        values = []  # at each vector: [the loss, the outputs]; [the loss] for outputs of unknown form
         for problem_there, weights in pairs:
             with wide.evaluating(seed):
                 outputs = problem_there.outputs(weights, x)
-                values.append([wide.criterion(outputs, y), *compared_outputs(outputs)])
+                values.append([wide.criterion(outputs, y), *main_outputs(outputs)])
         at_first, at_second = values
         for k, (a, b) in enumerate(zip(at_first, at_second, strict=True)):
             largest_changes[k] = max(largest_changes[k], float((a - b).abs().nan_to_num(torch.inf).max()))
@@ -272,33 +273,34 @@ def matched(symmetry: Symmetry, a: Tensor, b: Tensor, seed: int, read: Sequence[
 
 
 def aligned(
-    problem: MeanLoss, a: Tensor, b: Tensor, by: str = "weights", seed: int = 0
+    problem: MeanLoss, a: Tensor, b: Tensor, align: str = "weights", seed: int = 0
 ) -> tuple[Tensor, Symmetry]:
     """Permute the hidden units of ``b`` (P,) to match ``a`` (P,); return the weights and the symmetry.
 
     Coordinate descent (Ainsworth et al. 2023, Algorithm 1): each step chooses the permutation of one group of
     units that maximizes ⟨a, b⟩ while the other groups stay fixed. A permutation is accepted only if it raises
     ⟨a, b⟩. The descent ends when no group's permutation raises ⟨a, b⟩. Attention heads are units with units
-    inside: first the units inside are matched, for each pair of a head of a and a head of b, and then the
-    heads. With ``by="activations"``, ⟨a, b⟩ is the inner product of the standardized activations of both
-    networks on the same samples, which is the sum of the correlations of units (Li et al. 2015, section 3).
+    inside. First the units inside are matched, for each pair of one head of ``a`` and one head of ``b``. Then
+    the heads are matched. With ``align="activations"``, ⟨a, b⟩ is the inner product of the standardized
+    activations of the two networks on the same samples, which is the sum of the correlations of units (Li et
+    al. 2015, section 3).
 
     Raises:
         InputError: the aligned weights compute another function than ``b``, or the outputs of ``b`` are NaN
             or infinite.
     """
-    choose("align", by, BY)
+    choose("align", align, ALIGN)
     symmetry = Symmetry.of(problem)
     activations: list[Blocks] = []
-    if by == "activations":
+    if align == "activations":
         symmetry = symmetry.of_activations()
         activations = _activations(problem, symmetry, (a, b)) if symmetry.groups else []
     permuted_weights = matched(symmetry, a, b, seed, activations)
     relative_change = change(problem, b, permuted_weights)
     if relative_change <= UNCHANGED:
         return permuted_weights, symmetry
-    # With NaN or infinite outputs, the change is not zero even between ``b`` and itself.
-    if not relative_change < float("inf") and change(problem, b, b) != 0:
+    # NaN or infinite outputs of ``b`` change even between ``b`` and itself.
+    if not math.isfinite(relative_change) and change(problem, b, b) != 0:
         raise InputError("b: its outputs are NaN or infinite, they must be finite")
     names = ", ".join(group.name for group in symmetry.groups)
     raise InputError(f"b: permuting {names} changes the outputs by {relative_change:.1g}; use landscape.line")
@@ -347,11 +349,14 @@ def _standardized(symmetry: Symmetry, name: str, batches: Sequence[Tensor]) -> T
 def _matched_units(group: Group, inner_groups: list[Group], a: Blocks, b: Blocks) -> Blocks:
     """Return the blocks of ``b`` that have units of the group, with the units permuted to match ``a``.
 
-    The units of ``inner_groups`` lie inside units of the group. They are matched first, for each pair of a
-    unit of a and a unit of b. In the equations of einsum, r stands for all axes that have no other letter.
+    If the group lies inside the units of another group, it is matched in each of those units separately.
+    Otherwise, the units of ``inner_groups`` lie inside units of this group. The inner units are matched
+    first, for each pair of one unit of ``a`` and one unit of ``b``. In the equations of einsum, r stands for
+    all axes that have no other letter.
     """
     names = [name for name in group.axes if name in a]
-    if group.outer:  # the units n of a and k of b in each outer unit i
+    if group.outer:
+        # In outer unit i: unit n of a, and unit k of b.
         products = _inner_products(group, names, a, b, "inr,ikr->ink")
         return group.permute(b, _best_assignments(products))
     # The score of each pair of a unit of a and a unit of b.

@@ -52,9 +52,9 @@ def tree_map(
         function: a function of a tensor.
         tree: tensors in nested tuples, lists and mappings; other objects stay as they are.
         kind: the type of objects to replace.
-        memo: only for the recursive calls: the new tensors by the ids of the old ones. (If a nested function
-            made these calls, it would keep the tensors in memory until Python collects cycles.)
+        memo: the new tensors by the ids of the old ones; only the recursive calls give it.
     """
+    # A nested function that calls itself would be a reference cycle, which keeps the tensors in memory.
     memo = {} if memo is None else memo
     if isinstance(tree, kind):
         if id(tree) not in memo:
@@ -301,15 +301,16 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
 def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     """Return the number of samples of a batch.
 
-    It is the length of the first tensor of the targets or, if the targets have no tensor, of the inputs. If
-    the targets are a list with one dict for each image, it is the length of the list. If inputs and
-    targets hold no tensor, and the targets are an object such as a graph, it is 1 (unless ``alike``).
+    The number is the length of the first tensor of the targets. If the targets have no tensor, it is the
+    length of the first tensor of the inputs. If the targets are a list with one dict for each image, it is
+    the length of the list. If inputs and targets hold no tensor, and the targets are an object such as a
+    graph, it is 1 (unless ``alike``).
 
     Args:
         x, y: inputs and targets.
         alike: whether all tensors must have that length; InputError is raised if one has not.
-        remedy: code that this error recommends, which gives all data as a list of one batch: for inputs that
-            are several tensors, such as the nodes and edges of a graph.
+        remedy: code for the message of the InputError: it gives the data as a list of one batch. Inputs of
+            several tensors, such as the nodes and edges of a graph, need that.
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
     if not tensors and hasattr(y, "__dict__") and not alike:
@@ -318,7 +319,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     if not tensors:
         raise InputError(f"data: a batch holds no tensor, {not_samples}")
     counted_name, counted_tensor = tensors[0]
-    # If the targets are a number of Python, the first tensor is one of the inputs.
+    # A tensor without dimensions holds no samples, and neither do targets that are a Python number.
     if counted_tensor.dim() == 0 or isinstance(y, (bool, int, float)):
         number_name = counted_name if counted_tensor.dim() == 0 else "targets"
         raise InputError(f"data: a batch holds a single number as {number_name}, {not_samples}")
@@ -330,7 +331,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
         return length
     for name, tensor in tensors:
         is_sparse = tensor.layout is not torch.strided
-        # With a list of images, any tensor is refused: a row of an image's tensors is no sample.
+        # A list of images is refused: take() would index the rows of each image's tensors, not the images.
         if is_list_of_images or tensor.dim() == 0 or len(tensor) != length or is_sparse:
             actual = f"{len(tensor) if tensor.dim() else 'no'} samples"
             if is_sparse:

@@ -47,9 +47,9 @@ MOVE = 0.1
 SHRUNK = 0.1
 # A multiple of the center, with another loss, at which a module makes its first pass (our choice).
 ELSEWHERE = 3
-# A short step along a direction: the relative rise of the loss, and the largest length relative to ‖θ‖ (our
-# choices).
-RISE, SHORT = 1e-3, 1e-2
+# The limits for a step along the difference of two gradients (our choices): the difference between their
+# predictions of the loss, relative to the loss; and the length of the step, relative to ‖θ‖.
+PREDICTIONS, SHORT = 1e-3, 1e-2
 # The rounding of fused kernels on GPUs, relative (our choice: below that of float32 problems, √eps).
 FUSED = 1e-5
 
@@ -117,7 +117,7 @@ def without_stored_tensors(problem: MeanLoss, original: nn.Module, batch: tuple[
         module = trial.get_submodule(name)
         empty: Callable[[], Any] = type(value) if isinstance(value, (dict, list)) else lambda: None
         setattr(module, key, empty())
-        with problem.evaluating(0):  # the pass fails if the tensor is a constant
+        with problem.evaluating(seed=0):  # the pass fails if the tensor is a constant
             attempt(call, trial, {}, clones_for_pass(problem, *problem.data.pick(*batch))[0])
         if key in stored_tensors(module):
             setattr(model.get_submodule(name), key, empty())
@@ -134,7 +134,7 @@ def reference_values(
     x, y = clones_for_pass(problem, x, y)
     needs_copy = not all(map(is_of_torch, problem.model.modules()))
     model = independent_copy(original).to(problem.device, problem.dtype) if needs_copy else problem.model
-    with placed(model, problem.layout, weights) as parameters, problem.evaluating(0):
+    with placed(model, problem.layout, weights) as parameters, problem.evaluating(seed=0):
         if needs_copy:
             in_eval_mode(model, training)
         return _loss_and_gradient(lambda: call(model, {}, x), problem, list(parameters.values()), y)
@@ -161,22 +161,22 @@ def check_parameters(
     """
     tensors = problem.layout.leaves(weights)
     may_store = not all(is_of_torch(module) for module in problem.model.modules())
-    # Losses of second passes: a user's module may store numbers in a first pass, and then use them again.
-    later_losses = [_loss_after_overwriting(problem, tensors, x, y)] if may_store else []
+    # A user's module may store numbers in one pass, and use them again in the next pass.
+    next_losses = [_loss_after_overwriting(problem, tensors, x, y)] if may_store else []
     if recomputes(problem.model):
         loss, gradient = loss_of(problem, x, y, weights=weights), None
     else:
         inputs, targets = clones_for_pass(problem, x, y)
         outputs = functools.partial(problem.call, tensors, inputs)
-        with problem.evaluating(0):
+        with problem.evaluating(seed=0):
             loss, gradient = _loss_and_gradient(outputs, problem, list(tensors.values()), targets)
     true_loss, true_gradient = reference_values(problem, original, x, y, weights, training)
     if training:  # the true loss is that of eval mode, the true gradient that of the problem's modes
         true_loss, _ = reference_values(problem, original, x, y, weights)
     min_tolerance = 0.0 if problem.device.type == "cpu" else FUSED
     if may_store:
-        later_losses.append(loss_of(problem, x, y, weights=weights))
-    wrong_losses = [v for v in (loss, *later_losses) if not equal(v, true_loss, problem, min_tolerance)]
+        next_losses.append(loss_of(problem, x, y, weights=weights))
+    wrong_losses = [v for v in (loss, *next_losses) if not equal(v, true_loss, problem, min_tolerance)]
     is_right = not wrong_losses
     if is_right and gradient is not None and true_gradient is not None:
         # One parameter at a time: copies of whole gradients in double precision would need much memory.
@@ -185,20 +185,22 @@ def check_parameters(
         norm = math.hypot(*(float(double(part).norm()) for part in true_gradient))
         # Gradients may differ by 10 times the tolerance of losses (our choice).
         if math.isfinite(norm) and math.hypot(*errors) > 10 * allowed * (norm + allowed):
+            # The loss is right, but the gradient is wrong: the model computes outputs again.
             mark_as_recomputing(problem.model)
-            gradient = true_gradient  # that of the module's own parameters, which the problem now uses
-        # A part that ``gradient`` misses may be in that of a copy with other modules in training mode.
+            gradient = true_gradient
+        # The gradient may miss a part of the loss in one mode, but not in another. The other modes: eval mode
+        # or storing modules in training mode, whichever ``training`` is not; all modules in training mode.
         users_modules = tuple(name for name, module in original.named_modules() if not is_of_torch(module))
-        other_modes = dict.fromkeys([() if training else tuple(storing_modules(original)), users_modules])
+        other_modes = [() if training else tuple(storing_modules(original)), users_modules]
         arguments = problem, original, (x, y), weights, gradient, training
-        is_right = all(_gradient_is_complete(*arguments, other_training) for other_training in other_modes)
+        is_right = all(_gradient_is_complete(*arguments, mode) for mode in dict.fromkeys(other_modes))
     if not is_right:
         wrong_loss = wrong_losses[0] if wrong_losses else loss
         submodules = [original.get_submodule(name) for name in storing_modules(original)]
         classes = dict.fromkeys(type(module).__name__ for module in submodules)
         raise InputError(
-            f"model: its loss {float(wrong_loss):.6g} in eval mode does not follow all of its "
-            f"parameters ({float(true_loss):.6g} of a copy): {', '.join(classes) or 'PyTorch'} merges, "
+            "model: its loss in eval mode does not follow all of its parameters (it is "
+            f"{wrong_loss:.6g}, of a copy {true_loss:.6g}): {', '.join(classes) or 'PyTorch'} merges, "
             "caches or detaches some, or uses an earlier pass; compute with self.NAME in each forward pass"
         )
 
@@ -212,7 +214,7 @@ def _loss_after_overwriting(problem: MeanLoss, parameters: dict[str, Tensor], x:
     tensors, losses = problem.layout.leaves(ELSEWHERE * problem.weights), list[Tensor]()
     for _ in range(2):
         inputs, targets = clones_for_pass(problem, x, y)
-        with problem.evaluating(0):
+        with problem.evaluating(seed=0):
             losses.append(problem.criterion(problem.call(tensors, inputs), targets).detach())
         for name, tensor in tensors.items():
             tensor.data.copy_(parameters[name])
@@ -228,12 +230,15 @@ def _gradient_is_complete(
     ``gradient`` is the gradient of a model with the modules ``training`` in training mode. It is compared
     with the gradient of a copy of ``original`` with the modules ``other_training`` in training mode. If the
     losses in the two modes differ, the gradients may rightly differ, too. Then only parameters whose
-    ``gradient`` is zero are compared. A short step along the difference of the gradients decides:
-    ``gradient`` misses a part of the loss if the loss rises more than the mean of both gradients predicts.
+    ``gradient`` is zero are compared.
+
+    If the gradients differ, a short step along their difference decides. For this step, the other gradient
+    predicts a larger rise of the loss. If the loss rises by more than the mean of the two predictions,
+    ``gradient`` misses a part of the loss.
     """
-    has_zero_part = not all(bool(part.any()) for part in gradient)
-    # A copy in eval mode shows nothing if ``gradient`` is of eval mode, too, or is zero for no parameter.
-    if not other_training and not (training and has_zero_part):
+    has_zero_part = any(not part.any() for part in gradient)  # whether it is zero for some parameter
+    # A copy in eval mode is compared only with a gradient of training mode that is zero for some parameter.
+    if not (other_training or (training and has_zero_part)):
         return True
     values = attempt(reference_values, problem, original, *xy, weights, other_training)
     if values is None or values[1] is None:
@@ -253,18 +258,18 @@ def _gradient_is_complete(
     if not length > max(precision.tiny, 10 * tolerance(weights.dtype) * float(total.norm())):
         return True  # the gradients differ by rounding only, or are NaN
     if has_zero_part and _copies_share_numbers(original):
-        return False  # the losses below cannot decide: shared numbers would make them wrong
-    # The mean of both gradients gives the slope along the direction. The step is so short that the difference
-    # of the gradients changes the loss by at most the share RISE. The rise is from θ − step to θ + step.
-    loss_size, slope = float(other_loss.abs()), float(total @ direction) / length / 2
-    step_length = min(RISE * loss_size / length, SHORT * float(weights.norm()))
+        return False  # a copy may use the cached numbers of another, so that the losses below are wrong
+    # The slope along the direction, by the mean of the two gradients.
+    loss_size, mean_slope = float(other_loss.abs()), float(total @ direction) / length / 2
+    step_length = min(PREDICTIONS * loss_size / length, SHORT * float(weights.norm()))
     step = direction.to(weights)
     step *= step_length / length
     end_loss, _ = reference_values(problem, original, *xy, weights + step)
     start_loss, _ = reference_values(problem, original, *xy, weights - step)
+    # The rise from θ − step to θ + step, and the mean of the two gradients' predictions of this rise.
+    rise, mean_prediction = float(end_loss) - float(start_loss), 2 * mean_slope * float(step.norm())
     rounding = 100 * precision.eps * loss_size
-    rise = float(end_loss) - float(start_loss)
-    return not rise > max(rounding, 2 * slope * float(step.norm()))  # True also for NaN
+    return not rise > max(rounding, mean_prediction)  # True also for NaN
 
 
 def _copies_share_numbers(model: nn.Module) -> bool:
@@ -326,9 +331,9 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
     """Raise InputError unless model, loss and some samples fit together.
 
     There are up to three passes: without gradients, with gradients of the parameters, and with gradients of
-    parameters and inputs, which losses that call ``torch.autograd.grad`` need (physics-informed losses). The
-    settings of the first pass without an error become ``problem.differentiates`` and ``data.leaf_inputs``.
-    If that pass draws random numbers of NumPy or Python, ``problem.draws_elsewhere`` becomes True.
+    parameters and inputs (for physics-informed losses, which call ``torch.autograd.grad``). The settings of
+    the first pass without an error become ``problem.differentiates`` and ``data.leaf_inputs``. If that pass
+    draws random numbers of NumPy or Python, ``problem.draws_elsewhere`` becomes True.
 
     Args:
         problem: model, loss and data.
@@ -343,10 +348,10 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
     settings = (False, has_leaf_inputs), (True, has_leaf_inputs), (True, True)
     for differentiates, leaf_inputs in settings:
         problem.differentiates, data.leaf_inputs = differentiates, leaf_inputs
-        problem.draws_elsewhere = True  # seeds all generators; the states below show which are used
+        problem.draws_elsewhere = True  # until the pass has shown it: evaluating() then seeds all generators
         try:
             inputs, targets = data.leaves(x, y)
-            with problem.evaluating(0):
+            with problem.evaluating(seed=0):
                 states_before = random_state(problem.device)
                 outputs = problem.outputs(problem.weights, inputs)
                 losses.check_labels(problem.criterion, outputs, labels)
@@ -400,28 +405,25 @@ def check_problem(
 ) -> None:
     """Raise InputError unless L(θ) is the loss of ``original`` with the user's loss function.
 
-    A model or loss that writes to its arguments gets clones of them from then on.
-
     Args:
         problem: the problem, whose model may be replaced by one with some modules in training mode.
-        original: the user's module, of which the problem has a copy.
+        original: the user's module. The problem has a copy of it.
         batch: the first samples, or the first batch.
-        moved_weights: one or more weights (P,) near the center, see :func:`moved`. With more than one, the
-            checks also use more samples.
+        moved_weights: vectors (P,) of :func:`moved`: one for ``check="quick"``, several for "full".
     """
     source = without_stored_tensors(problem, original, batch)
     first_error, checked_samples = None, batch
-    # First all modules are in eval mode, then those that may store numbers are in training mode.
-    for training in ((), storing_modules(source)):
-        if training or source is not original:
+    # First all modules are in eval mode. Then the storing modules are in training mode.
+    for training_modules in ([], storing_modules(source)):
+        if training_modules or source is not original:  # else problem.model is a copy in eval mode already
             model = independent_copy(source).to(problem.device, problem.dtype)
-            problem.model = in_eval_mode(model, training)
+            problem.model = in_eval_mode(model, training_modules)
         try:
-            checked_samples = _check_model(problem, source, batch, moved_weights, training)
+            checked_samples = _check_model(problem, source, batch, moved_weights, training_modules)
             break
         except InputError as error:  # training mode may be right if eval mode merges or caches parameters
             first_error = first_error or error
-            if training or not storing_modules(source):
+            if training_modules or not storing_modules(source):
                 raise first_error from first_error.__cause__
     # PyTorch's losses and a model's own loss use no parameters of the user's module.
     is_known_loss = problem.criterion is losses.output_loss or losses.is_mean(problem.criterion)
@@ -435,7 +437,8 @@ def _check_model(
 ) -> tuple[Any, Any]:  # fmt: skip
     """Raise InputError unless the problem's model computes what ``original`` does, at several θ.
 
-    Returns the samples that were evaluated. ``training``: the modules of problem.model in training mode.
+    Returns the samples that were evaluated. A model or loss that writes to its arguments gets clones of them
+    from now on. ``training``: the modules of problem.model in training mode.
     """
     data = problem.data
     quick_count, full_count = PROBES
@@ -446,7 +449,7 @@ def _check_model(
     labels = data.resident[1] if data.resident else None
     try:
         loss, draws_numbers = check_fit(problem, x_clone, y_clone, labels)
-    except LandscapeError as error:  # the loss, or the model of a graph, may need all samples
+    except LandscapeError as error:  # some losses, and models of a whole graph's nodes, need all samples
         x, y = _more_samples(problem, batch, x)
         x_clone, y_clone = clone((x, y))
         try:
@@ -460,16 +463,16 @@ def _check_model(
     if has_changed(y, y_clone):
         problem.criterion = losses.ClonedTargets(problem.criterion)
     check_passes(problem, weights_before, loss, x, y)
-    # In training mode check_random() may find equal losses: dropout before a matrix of zeros has no effect.
+    # check_random() could miss a draw: dropout before a matrix of zeros does not change the loss.
     if draws_numbers and training:
         raise InputError("model: it draws random numbers in training mode; draw them in an nn.Dropout")
     if draws_numbers and not problem.draws:
         check_random(problem, x, y)
-    recorded_loss = check_leaves(problem, original, x, y)
+    recorded_loss = recorded_loss_of_theta_alone(problem, original, x, y)
     check_recorded(problem, weights_before, loss, recorded_loss, x, y)
     users_modules = [module for module in problem.model.modules() if not is_of_torch(module)]
     if any(has_own_mode(module) or stored_tensors(module) for module in users_modules):
-        # Such a module may store numbers of a pass, which become visible at these weights (see SHRUNK).
+        # Such a module may use numbers of an earlier pass. The loss at SHRUNK times the weights shows that.
         moved_weights = [*moved_weights, SHRUNK * moved_weights[0]]
     for weights in moved_weights:
         check_parameters(problem, original, x, y, weights, training)
@@ -537,18 +540,15 @@ def check_random(problem: MeanLoss, x: Any, y: Any) -> None:
             )
 
 
-def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tensor:
-    """Raise InputError if the loss depends on a tensor that requires gradients and is no part of θ.
-
-    Returns the loss of a pass that records gradients.
-    """
+def recorded_loss_of_theta_alone(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tensor:
+    """Return the loss, with gradients recorded; raise InputError if it depends on a leaf tensor outside θ."""
     parameters = problem.layout.leaves(problem.weights)
     parameter_ids = {id(leaf) for leaf in parameters.values()}
 
     def unknown_leaves() -> tuple[Tensor, dict[str, list[Tensor]]]:
         """Return the loss, and the leaves outside θ in the graphs of "outputs" and "loss"."""
         inputs, targets = clones_for_pass(problem, x, y)
-        with torch.enable_grad(), problem.evaluating(0):
+        with torch.enable_grad(), problem.evaluating(seed=0):
             outputs = problem.call(parameters, inputs)
             loss = problem.criterion(outputs, targets)
         leaves_in = {"outputs": leaves(_tensors(outputs)), "loss": leaves(loss)}

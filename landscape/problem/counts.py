@@ -270,44 +270,46 @@ def candidates(x: Any, y: Any) -> Iterator[Count]:
 def class_counts(
     equations: Iterable[Equation], only_determined: bool = True, gather: Any = None
 ) -> list[Count]:
-    """Return the counts that weight targets by their classes, and with which the equations hold.
+    """Return the counts that sum the weights of targets' classes, and with which all ``equations`` hold.
 
     A part with n_c targets of class c has Σ_c n_c w_c terms, where w_c is the weight of class c. The equation
-    of a loss L is then Σ_c r_c w_c = 0, with r_c = Σ_part (L_part − L_whole) n_c: the vector of weights is
+    of a loss L is then Σ_c r_c w_c = 0, with r_c = Σ_part (L_part − L_whole) n_c. So the vector of weights is
     orthogonal to the row r of each equation.
 
     Args:
         equations: the equations.
-        only_determined: whether the equations must determine the weights; otherwise any that hold will do.
+        only_determined: True: the equations must determine the weights. False: they must hold with some
+            weights.
         gather: returns the list of its arguments on all ranks of torch.distributed; None: a single rank.
     """
-    # Of this rank's equations: the rounding, and the rows by Key.
+    # For each equation of this rank: its rounding, and its row for each tensor of the targets, by Key.
     rank_rows = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
     rows_of_all_ranks = gather(rank_rows) if gather else [rank_rows]
     rows: dict[Key, list[dict[int, float]]] = {}  # of all equations; a row is a dict by class
-    limit = 0.0
+    largest_zero = 0.0  # the largest singular value of the rows that counts as zero, relative
     for rounding, row_by_key in itertools.chain.from_iterable(rows_of_all_ranks):
-        limit = max(limit, LIMIT * rounding)
+        largest_zero = max(largest_zero, LIMIT * rounding)
         for key, row in row_by_key.items():
             rows.setdefault(key, []).append(row)
     counts = []
-    for (name, number, cut), tensor_rows in rows.items():  # for each tensor of the targets
+    for (tensor_code, number, cut), tensor_rows in rows.items():  # see Key
         classes = sorted({c for row in tensor_rows for c in row})
         if len(classes) > MAX_CLASSES:
             continue
         matrix = [[row.get(c, 0.0) for c in classes] for row in tensor_rows]
         system = torch.tensor(matrix, dtype=torch.float64)  # (equations, classes)
-        # A class in a part without a finite loss does not count: its weight is 0.
+        # A class in a part without a finite loss has the weight 0.
         is_counted = system.isfinite().all(0)
         if only_determined and is_counted.sum() <= 1:
             continue
-        weights = torch.zeros(len(classes), dtype=torch.float64)  # of a single class: 0, which always holds
+        # A single class has the weight 0, with which every equation holds.
+        weights = torch.zeros(len(classes), dtype=torch.float64)
         if len(classes) > 1 and bool(is_counted.any()):
-            weights[is_counted] = _orthogonal(system[:, is_counted], limit, only_determined)
+            weights[is_counted] = _orthogonal(system[:, is_counted], largest_zero, only_determined)
         if bool(weights.isfinite().all()):
             by_class = dict(zip(classes, weights.tolist(), strict=True))
             texts = ", ".join(f"{c}: {w:.4g}" for c, w in by_class.items())
-            code = f"the weights of the classes of {name}, {{{texts}}}"
+            code = f"the weights of the classes of {tensor_code}, {{{texts}}}"
             counts.append(Count(code, number, cut, "classes", by_class))
     return counts
 
@@ -328,11 +330,12 @@ def _rows(equation: Equation) -> dict[Key, dict[int, float]]:
     return rows
 
 
-def _orthogonal(system: Tensor, limit: float, only_determined: bool) -> Tensor:
+def _orthogonal(system: Tensor, largest_zero: float, only_determined: bool) -> Tensor:
     """Return the vector orthogonal to all rows of ``system``, with 1 as its largest number; NaN if none is.
 
     With ``only_determined`` the result is NaN, too, if other vectors are orthogonal, if there are fewer
-    distinct rows than unknowns, or if a number is negative.
+    distinct rows than unknowns, or if a number is negative. Singular values up to ``largest_zero``, relative
+    to the largest one, count as zero.
     """
     scale = system.norm(dim=0)
     scale[scale <= LEAST * scale.max()] = torch.inf
@@ -345,7 +348,7 @@ def _orthogonal(system: Tensor, limit: float, only_determined: bool) -> Tensor:
     if only_determined:
         has_enough_rows = len((system / scale / SINGULAR**2).round().unique(dim=0)) >= len(scale)
         is_allowed = has_enough_rows and singular[1] > SINGULAR and bool((weights >= 0).all())
-    return weights if singular[0] <= limit and is_allowed else torch.full_like(weights, torch.nan)
+    return weights if singular[0] <= largest_zero and is_allowed else torch.full_like(weights, torch.nan)
 
 
 # The count of every loss that is a mean over its samples.

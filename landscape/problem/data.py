@@ -63,7 +63,7 @@ Terms = Callable[[Any, Any], Tensor]  # (x, y) -> (B,) float64 on the CPU: the t
 class Data:
     """The samples of a problem: on the device, or in batches that are moved there one by one.
 
-    :meth:`weigh` is called once, before :meth:`chunks`.
+    :meth:`count_terms` is called once, before :meth:`chunks`.
 
     Args:
         data: the data, as for :class:`landscape.Problem`.
@@ -98,12 +98,13 @@ class Data:
         # Key "fingerprint": the text of the fingerprint. A number as key: the indices of that many samples,
         # as pick_if_divisible() has chosen them.
         self._cache: dict[Any, Any] = {}
-        # The number of terms of each sample: 1, until weigh() sets another function.
+        # The number of terms of each sample: 1, until count_terms() sets another function.
         self.terms_in: Any = lambda x, y: torch.ones(count_samples(x, y, alike=False))
         self.is_dataset = isinstance(data, Dataset)
         data = batched(as_tensors(data))
         if is_resident(data):
             x, y = split(data, model_has_loss)
+            # For inputs of several tensors, which may be those of one graph and not of samples.
             remedy = "" if isinstance(x, Tensor) else "landscape.Problem(model, loss, [data])"
             self.samples = count_samples(x, y, alike=True, remedy=remedy)
             self.leaf_inputs = _any_requires_gradients(x)
@@ -128,16 +129,16 @@ class Data:
         self.mixes = True
         self.chunk_size = self.samples if self.resident is not None else None
 
-    def weigh(self, terms_in: Terms) -> None:
+    def count_terms(self, terms_in: Terms) -> None:
         """Count the samples, and the terms of each by ``terms_in``; raise InputError if there are none."""
         self.terms_in = terms_in
         if self._whole is not None:
             x, y = self._whole
-            self._weigh(terms_in(x, y) if self.samples else torch.zeros(0))
+            self._set_terms(terms_in(x, y) if self.samples else torch.zeros(0))
         elif isinstance(self.batches, Stream):
             labels = self.batches.labels  # the terms depend on targets only
             batches = self.batches if labels is None else [(labels, labels)]
-            self._weigh(torch.cat([terms_in(x, y) for x, y in batches] or [torch.zeros(0)]))
+            self._set_terms(torch.cat([terms_in(x, y) for x, y in batches] or [torch.zeros(0)]))
         else:
             self._read(terms_in)
         if self.samples == 0:
@@ -246,7 +247,7 @@ class Data:
     def first_batch(self, terms_in: Terms | None = None) -> tuple[Any, Any]:
         """Return the first two samples, or the first batch in which a target counts, on the device.
 
-        ``terms_in``: the terms by sample, for calls before :meth:`weigh`.
+        ``terms_in``: the terms by sample, for calls before :meth:`count_terms`.
         """
         self.terms_in = terms_in or self.terms_in
         if self.resident is not None:
@@ -312,10 +313,10 @@ class Data:
         part = copy.copy(self)
         part._cache, part.checksum = {}, None
         part.resident, part.batches, part.samples = (x, y), (), len(terms)
-        part._weigh(terms)
+        part._set_terms(terms)
         return part
 
-    def _weigh(self, terms: Tensor) -> None:
+    def _set_terms(self, terms: Tensor) -> None:
         """Set the ``terms`` of each sample (N,), as their sum only if all are equal."""
         self.terms = float(terms.sum())
         self.sample_terms = terms if bool((terms != terms[:1]).any()) else None

@@ -102,8 +102,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 OF_MODULES = vars(nn.Module()).keys()
 
 
-def copies_of_results(model: nn.Module) -> dict[int, Tensor]:
-    """Return copies of the tensors that a pass left as attributes, by id: deepcopy() refuses such tensors."""
+def copies_of_computed_tensors(model: nn.Module) -> dict[int, Tensor]:
+    """Return copies, by id, of tensors that a pass left as attributes: deepcopy() refuses such tensors."""
     attributes = [value for module in model.modules() for value in vars(module).values()]
     return {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
 
@@ -116,8 +116,8 @@ def independent_copy(model: nn.Module) -> nn.Module:
     training mode, which undoes what the module's eval() did to its parameters.
     """
     try:
-        # The second argument has the copies that replace tensors which deepcopy() would refuse.
-        copied = copy.deepcopy(model, copies_of_results(model))
+        # deepcopy() does not copy the objects in its memo, but takes these copies of them.
+        copied = copy.deepcopy(model, memo=copies_of_computed_tensors(model))
     except Exception as error:  # objects in the user's module raise any kind of error
         reason = f"{type(error).__name__}: {first_words(error, 200)}"
         raise InputError(f"model: it cannot be copied ({reason})") from error
@@ -278,9 +278,10 @@ class Layout:
 
         Args:
             by: "parameter": each slot is a group. "layer": the slots of one module are a group. "block": the
-                slots inside the outermost module whose name is a number, such as "h.3", are a group; other
-                slots are grouped by "layer". Or names, prefixes and patterns such as "*.bias": each slot
-                belongs to the first of these that fits, and the remaining slots to the group "others".
+                slots inside the outermost module whose name ends in a number, such as "h.3", are a group;
+                slots outside of such modules are grouped by "layer". Or names, prefixes and patterns such as
+                "*.bias": each slot belongs to the first of these that fits, and the remaining slots belong to
+                the group "others".
 
         Raises:
             InputError: a pattern without a slot.

@@ -440,7 +440,7 @@ def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: 
         loss(outputs, reshaped)
     except Exception:  # reshaped targets are no remedy for this loss
         return
-    # A loss that raises an error for these shapes is refused, too: the remedy below is the same.
+    # If the loss raises an error for these shapes, suppress() ends the block, and the loss is refused below.
     with contextlib.suppress(Exception), _Broadcasts(outputs, targets) as broadcasts:
         loss(outputs, targets)
         if not broadcasts.found:

@@ -187,9 +187,9 @@ class Losses:
             return opposite if opposite is not None and opposite.losses.isfinite().all() else equation
         return equation
 
-    def of_two(self, a: Samples, b: Samples, batch: int, uncut: bool = False) -> Equation:
-        """Return the equation of two parts together, cut to one shape if theirs differ, unless ``uncut``."""
-        parts = [a, b] if uncut else [a.cropped(b), b.cropped(a)]
+    def of_two(self, a: Samples, b: Samples, batch: int, keep_lengths: bool = False) -> Equation:
+        """Return the equation of two parts together, cut to one shape unless ``keep_lengths``."""
+        parts = [a, b] if keep_lengths else [a.cropped(b), b.cropped(a)]
         return self._of_parts(Samples.joined(parts), parts, batch)
 
     def _of_lengths(self, batch: Samples, number: int, shift: int, divisor: int) -> Equation:
@@ -237,36 +237,35 @@ class Losses:
         return [self.equation(far._replace(outputs=tree), few.ends) for tree in trees]
 
     def equations(
-        self, batches: Iterable[tuple[Any, Any]], ragged: bool = False, cuts: int = 1, shift: int = 0,
-        uncut: bool = False,
+        self, batches: Iterable[tuple[Any, Any]], ragged: bool = False, divisions: int = 1, shift: int = 0,
+        keep_lengths: bool = False,
     ) -> Iterator[Equation]:  # fmt: skip
         """Yield equations of each batch and its parts, and of adjacent parts of successive batches.
 
-        Parts that the loss or the model does not accept have no equation. A batch (but not the first) without
-        any equation has one that holds with no count, so that none is accepted.
+        Parts that the loss or the model does not accept have no equation. If a batch after the first one has
+        no equation for this reason, an impossible equation is yielded, which excludes every count.
 
         Args:
             batches: the batches, on the device.
-            ragged: whether samples differ in length. Then each batch is also divided along the length: the
-                losses of its parts show whether a loss is a mean over targets.
-            cuts: how many times each batch is divided.
+            ragged: whether samples differ in length. Then each batch is also divided along the length. The
+                losses of these parts show whether a loss is a mean over targets.
+            divisions: how many times each batch is divided into parts.
             shift: 1 for a loss that compares outputs with the next targets, else 0.
-            uncut: True: two parts with samples of different shapes have no equation; False: their samples are
-                cut to one shape.
+            keep_lengths: whether no sample is cut, neither for ``ragged`` nor to the shape of other samples.
         """
         previous_parts = list[Samples]()
         for number, (x, y) in enumerate(batches):
             batch = self.samples(x, y)
-            equations = self.equations_of_batch(batch, cuts, number)
+            equations = self.equations_of_batch(batch, divisions, number)
             parts = [part for _, part in equations[0].parts] if equations else [batch]
             if previous_parts:
-                joint_equation = attempt(self.of_two, previous_parts[-1], parts[0], number, uncut)
+                joint_equation = attempt(self.of_two, previous_parts[-1], parts[0], number, keep_lengths)
                 if joint_equation is not None:
                     equations.append(joint_equation)
             if number and not equations:
-                equations = [Equation(number, whole=1.0, parts=[], rounding=0.0)]  # holds with no count
+                equations = [Equation(number, whole=1.0, parts=[], rounding=0.0)]  # impossible
             yield from equations
-            if ragged and self.by_outputs:
+            if ragged and self.by_outputs and not keep_lengths:
                 for divisor in (3, 2):  # halves, if the loss does not accept a third of the length
                     equation = attempt(self._of_lengths, batch, number, shift, divisor)
                     if equation is not None:
@@ -274,14 +273,14 @@ class Losses:
                         break
             previous_parts = parts
 
-    def equations_of_batch(self, batch: Samples, times: int = 1, number: int = 0) -> list[Equation]:
+    def equations_of_batch(self, batch: Samples, divisions: int = 1, number: int = 0) -> list[Equation]:
         """Return equations of a batch and three parts of it, or halves or thirds if these are not accepted.
 
         For all equations after the first one, the samples are in random order.
         """
         size, draws, equations = batch.size, random.Random(number), list[Equation]()
         even_ends = [range(size // k, size, size // k) for k in (2, 3) if size % k == 0 and size > k]
-        for k in range(times if size > 1 else 0):
+        for k in range(divisions if size > 1 else 0):
             if k:  # some tensors may have fewer rows, such as those with time first
                 batch = attempt(batch.rows, draws.sample(range(size), size)) or batch
             is_random = k > 0 or size > 5
@@ -292,11 +291,11 @@ class Losses:
 
 
 def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tensor, batches: Batches) -> None:
-    """Find the weights with which the losses of parts of the data combine to the loss of all data.
+    """Find the number of terms of each sample with which L(θ) is the mean of the loss over the terms.
 
-    If the losses do not combine by the assumed ``terms``, another count with which all equations hold is
-    used. If there is none, the loss mixes samples. With a warning, L(θ) is then the mean over the user's
-    batches, or the loss of all samples at once.
+    If the equations do not hold with the assumed ``terms``, another count with which all equations hold is
+    used. If there is no such count, the loss mixes samples. With a warning, L(θ) is then the mean over the
+    user's batches, or the loss of all samples at once.
 
     Args:
         problem: model, loss and data.
@@ -381,7 +380,7 @@ class _Decision:
         if self.losses is None or self.terms.given is not None:
             return False
         if self.few is not None:  # equations of few samples exclude counts without a pass over the data
-            self.hints += self.losses.equations([(self.few.x, self.few.y)], cuts=self.few.size)
+            self.hints += self.losses.equations([(self.few.x, self.few.y)], divisions=self.few.size)
         count = _find_count(self.losses, self.hints, self.batches)
         if self.problem.draws and count and self.by_passes and not self.by_passes.combines_by(count):
             count = None  # the model mixes samples, so that rows of outputs have no losses of their own
@@ -511,21 +510,21 @@ class _Decision:
 def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count | None:
     """Return a count with which the ``hints`` and the equations of all batches hold; None if there is none.
 
-    The count is a count of targets, or has weights of classes. ``hints`` are equations of a few samples.
+    Counts are numbers of targets, or sums of their classes' weights. ``hints``: equations of a few samples.
     """
     batch_count, by_code = 0, {ONES.code: ONES}
     for x, y in batches():
         batch_count += 1
         by_code |= {count.code: count for count in counts.candidates(x, y)}
     usual_counts = [*by_code.values()]
-    ragged, keeps_lengths = losses.problem.data.ragged, False
+    ragged, keep_lengths = losses.problem.data.ragged, False
 
-    def those_that_hold(some_counts: Iterable[Count], uncut: bool = False, shift: int = 0) -> list[Count]:
+    def those_that_hold(some_counts: Iterable[Count], shift: int = 0) -> list[Count]:
         """Return the counts with which the hints and the equations of all batches hold."""
         remaining = counts.that_hold(some_counts, hints)
         if not remaining:
             return []
-        for equation in losses.equations(batches(), ragged and not uncut, shift=shift, uncut=uncut):
+        for equation in losses.equations(batches(), ragged, shift=shift, keep_lengths=keep_lengths):
             remaining = counts.that_hold(remaining, [equation])
             if not remaining:
                 break
@@ -535,22 +534,23 @@ def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> 
     if ragged and not remaining:  # the loss may compare outputs with the next targets
         remaining = those_that_hold([count for count in usual_counts if count.cut], shift=1)
     if ragged and not remaining:
-        # The inputs may hold lengths, which stay the same if targets are cut. So no targets are cut.
-        keeps_lengths = True
+        # The inputs may hold the lengths of the targets, which would be wrong for targets that are cut.
+        keep_lengths = True  # in all equations from here on
         lengths = [count for count in usual_counts if count.of_inputs and count.function == "numbers"]
-        remaining = those_that_hold(lengths, uncut=True)
+        remaining = those_that_hold(lengths)
     if not remaining and (not hints or counts.class_counts(hints, only_determined=False)):
-        # Two equations for each of MAX_CLASSES classes (our choice), unless each part needs its own pass.
-        cuts = math.ceil(2 * MAX_CLASSES / batch_count) if losses.by_outputs else 1
-        class_counts = counts.class_counts(losses.equations(batches(), ragged, cuts))
-        remaining = those_that_hold(class_counts, uncut=keeps_lengths)
-    # The equation of the two batches that the counts weigh most differently may exclude some counts.
+        # Some weights of classes agree with the hints. The batches together give at least 2 · MAX_CLASSES
+        # equations for such weights (our choice), unless each part needs its own pass.
+        divisions = math.ceil(2 * MAX_CLASSES / batch_count) if losses.by_outputs else 1
+        class_counts = counts.class_counts(losses.equations(batches(), ragged, divisions))
+        remaining = those_that_hold(class_counts)
+    # If counts give a batch different shares of all terms, an equation of two such batches may exclude some.
     while remaining:
         rows = [[float(count(x, y).sum()) for count in remaining] for x, y in batches()]
         totals = torch.tensor(rows, dtype=torch.float64)  # (batches, counts)
         pair = counts.most_different_batches(totals)  # [] if the counts weigh the batches alike
         samples = [losses.samples(*batch) for number, batch in enumerate(batches()) if number in pair]
-        equation = attempt(losses.of_two, *samples, pair[0], keeps_lengths) if samples else None
+        equation = attempt(losses.of_two, *samples, pair[0], keep_lengths) if samples else None
         still_remaining = remaining if equation is None else counts.that_hold(remaining, [equation])
         if len(still_remaining) == len(remaining):
             return counts.unambiguous(remaining, totals)

@@ -171,7 +171,7 @@ class MeanLoss:
         """
         self._check_autocast_and_device()
         policy = bn_policies.policy(bn, samples, self.model, self.layout, self.data)
-        if policy.name == "center":
+        if policy.name == "center":  # also for a model without BatchNorm
             return self
         result = self.on(self.data.in_chunks(samples) if bn == "train" else self.data)
         result.batchnorm = policy
@@ -185,7 +185,7 @@ class MeanLoss:
         """Estimate the running statistics of BatchNorm at some weights.
 
         Args:
-            weights: (P,); default: the center.
+            weights: (P,); default: the problem's ``weights``.
             inputs: batches of inputs; default: all of the data, in batches of 250 or in the user's batches.
 
         Returns:
@@ -216,7 +216,7 @@ class MeanLoss:
         """Return a problem with the BatchNorm statistics at some weights, fixed, for derivatives there.
 
         Args:
-            weights: (P,); default: the center.
+            weights: (P,); default: the problem's ``weights``.
 
         Returns:
             The problem; this one itself if the statistics do not depend on the weights.
@@ -254,7 +254,7 @@ class MeanLoss:
             words = "a floating-point dtype (for another device, make another problem)"
             raise InputError("dtype", dtype, allowed=words)
         check_dtype(self.device, dtype)
-        converted = self.on(self.data.to(dtype))
+        converted = self.on(self.data.to(dtype))  # a copy of the problem, with converted data
         converted.dtype, converted.weights = dtype, self.weights.to(dtype)
         converted.model = copy.deepcopy(self.model).to(dtype)
         converted.batchnorm = self.batchnorm.to(dtype)
@@ -451,10 +451,12 @@ class MeanLoss:
 
     @torch.no_grad()
     def totals(self, weights: Tensor | None = None) -> Tensor:
-        """Return the sums that :meth:`evaluate` divides by the number of samples, without a wait for a GPU.
+        """Return the sums that :meth:`evaluate` divides by the number of samples.
+
+        The sums stay on a GPU, so that the call does not wait for the computation.
 
         Args:
-            weights: (P,); default: the center.
+            weights: (P,); default: the problem's ``weights``.
 
         Returns:
             (2 + metrics,) float64, on the device if it has float64: the loss, the number of correct
@@ -465,11 +467,11 @@ class MeanLoss:
             2.0
         """
         weights = vector_of(weights, self.weights)
-        problem = self.at(weights)
+        problem_there = self.at(weights)  # with BatchNorm's statistics fixed at these weights
         sums = Sums(self)
         for x, y, count, seed in self.parts():
             with self.evaluating(seed):
-                outputs = problem.outputs(weights, x)
+                outputs = problem_there.outputs(weights, x)
                 sums.add(outputs, y, self.criterion(outputs, y), count)
         total = sums.end()
         if self.regularised:
@@ -480,7 +482,7 @@ class MeanLoss:
         """Return mean loss and accuracy at some weights, summed in float64.
 
         Args:
-            weights: (P,); default: the center.
+            weights: (P,); default: the problem's ``weights``.
 
         Returns:
             (loss, accuracy). Accuracy is the share of the targets, without those that the loss leaves out,
@@ -500,7 +502,7 @@ class MeanLoss:
         """Return the mean loss at some weights.
 
         Args:
-            weights: (P,); default: the center.
+            weights: (P,); default: the problem's ``weights``.
             max_memory: the most bytes that the process may use.
 
         Returns:
@@ -522,7 +524,7 @@ class MeanLoss:
         """Return the share of the targets that have the largest output, at some weights.
 
         Args:
-            weights: (P,); default: the center.
+            weights: (P,); default: the problem's ``weights``.
 
         Returns:
             Between 0 and 1; NaN where accuracy has no meaning, see :meth:`evaluate`.
@@ -539,7 +541,7 @@ class MeanLoss:
         """Return the mean loss over all data and its gradient at some weights.
 
         Args:
-            weights: (P,); default: the center.
+            weights: (P,); default: the problem's ``weights``.
             out: a tensor (P,) for the gradient; default: a new one.
 
         Returns:
@@ -585,7 +587,7 @@ class MeanLoss:
         """Return the gradient of the mean loss over all data at some weights.
 
         Args:
-            weights: (P,); default: the center.
+            weights: (P,); default: the problem's ``weights``.
             max_memory: the most bytes that the process may use.
 
         Returns:

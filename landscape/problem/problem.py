@@ -146,10 +146,11 @@ class Problem(MeanLoss):
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, self.dtype)
         self.penalty, self.weight_decay = penalty, weight_decay
         self.randomness, self.draws = str(randomness), number_of_draws(randomness)
-        self.differentiates = self.draws_elsewhere = False  # check_fit may set them
+        # Whether model or loss call autograd.grad, and draw numbers of NumPy or Python (see check_fit).
+        self.differentiates = self.draws_elsewhere = False
         self.batch_bytes, self.metrics = 0, metrics_of(metrics)
         self.batchnorm = batchnorm.BatchNormPolicy()
-        # Results of checks that are made once, such as that of the Hessian's symmetry. Copies share them.
+        # The results of checks that are made once, such as "the Hessian is symmetric". Copies share the dict.
         self.checked: dict[tuple[Any, ...], bool] = {}
         self.weights = layout.vector_of(weights, self.weights)
         if self.weights.is_inference():
@@ -161,10 +162,11 @@ class Problem(MeanLoss):
         self.data = Data(data, self.device, self.dtype, self.criterion is output_loss)
         term_counter = Terms(self.criterion, terms)
         if self.data.indexed and not self.data.samples:
-            self.data.weigh(term_counter)  # raises InputError, because there is no sample
+            self.data.count_terms(term_counter)  # raises InputError, because there are no samples
         else:
             batch = self.data.first_batch(term_counter)
             count_samples(*batch, alike=False)  # raises InputError for a batch without tensors
+            # Whether the model's own loss shifts the labels by one, so that the first label is no term.
             term_counter.shifted = ignores_first_label(self, *batch)
             # The number of θ at which the checks compare losses (our choice).
             theta_count = {"off": 0, "quick": 1, "full": 3}[check]
@@ -173,11 +175,12 @@ class Problem(MeanLoss):
                 checks.check_problem(self, original, batch, moved_weights)
             if moved_weights and self.data.resident is None:
                 self.batch_bytes = self.saved_bytes(*batch)
-            self._weigh(term_counter, batch, moved_weights)
+            self._count_terms(term_counter, batch, moved_weights)
             if self.metrics:
                 check_metrics(self, batch)
-        if self.draws and self.resident is not None:
-            self.data.chunk_size = self.chunk  # copies in another precision need the same chunks and draws
+        # Each chunk draws its own numbers. Copies of this problem in another precision get the same chunks.
+        if self.draws and self.data.resident is not None:
+            self.data.chunk_size = self.chunk
 
     if not TYPE_CHECKING:  # type checkers see that Problem(…) is a Problem
 
@@ -243,9 +246,9 @@ class Problem(MeanLoss):
         peers = importlib.import_module("landscape.curvature.peers")
         return peers.to_curvlinops(self, operator, weights, **options)
 
-    def _weigh(self, terms: Terms, first: tuple[Any, Any], moved_weights: Sequence[Tensor]) -> None:
+    def _count_terms(self, terms: Terms, first: tuple[Any, Any], moved_weights: Sequence[Tensor]) -> None:
         """Count samples and terms of the loss's mean, and check that two passes over them are equal."""
-        self.data.weigh(terms)
+        self.data.count_terms(terms)
         self.data.check_terms(self.data.terms)
         if not moved_weights:
             return
@@ -264,7 +267,7 @@ class Problem(MeanLoss):
                     pass
             self.data.compare(sums, ordered=self.draws > 0 or self.data.mixes)
         if terms.count is not None or terms.by_batch:
-            self.data.weigh(terms)
+            self.data.count_terms(terms)
             self.data.check_terms(self.data.terms)
         if self.data.has_nan:
             refuse_nan(self, terms, batches)
@@ -386,7 +389,7 @@ def chain(problem: Problem) -> list[Layer] | None:
             return None
     linear_layers = [layer for layer in layers if isinstance(layer, LinearLayer)]
     names = [name for layer in linear_layers for name in (layer.weight, layer.bias) if name]
-    # Without tied, frozen or other parameters, θ has each of these names once and no other.
+    # The names differ from those of θ if a parameter is tied, frozen, or of another kind of layer.
     if not linear_layers or sorted(names) != sorted(slot.name for slot in problem.layout.slots):
         return None
     inputs, _ = tensors

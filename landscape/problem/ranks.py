@@ -135,7 +135,7 @@ class SharedError(InputError):
 
 
 @contextlib.contextmanager
-def all_ranks() -> Iterator[None]:
+def naming_lost_ranks() -> Iterator[None]:
     """Return a context that raises LostError, in one line, for an error about a lost rank."""
     try:
         yield
@@ -174,7 +174,7 @@ class Exchanges:
             0.25
         """
         summed = values.detach().to(self.device, copy=True).contiguous()
-        with all_ranks():
+        with naming_lost_ranks():
             dist.all_reduce(summed)
         return summed.to(values.device)
 
@@ -268,7 +268,7 @@ class Exchanges:
         """Return the ``value`` of each rank: tensors, numbers and texts in tuples, lists and dicts."""
         buffer = io.BytesIO()
         torch.save(value, buffer)
-        with all_ranks():
+        with naming_lost_ranks():
             messages = gather_bytes(buffer.getvalue(), self.device)
         return [torch.load(io.BytesIO(m), map_location="cpu", weights_only=True) for m in messages]
 
@@ -287,7 +287,7 @@ def _text(value: Any) -> str:
 # choices). A gradient that is the sum over ranks instead of their mean is at least twice too large.
 STEP, ALLOWED = 1e-3, 0.2
 # The divisions of each batch for weights of classes, if each part needs its own pass (our choice).
-CUTS = 4
+DIVISIONS = 4
 # The eps of a model's own loss, relative to that of its outputs (our choice: the allowed difference of a loss
 # is 1,000 eps, which are then two roundings of an output).
 COARSE = 2e-3
@@ -399,10 +399,11 @@ def _joint_passes(problem: Any) -> Iterator[None]:
 
 
 def check_mean(problem: Any, terms: Terms) -> None:
-    """Find the weights with which the losses of parts of the ranks' batches combine to the loss of all.
+    """Find the number of terms of each sample with which the loss is the mean over the terms of all ranks.
 
-    ``terms`` gets the count of targets that gives these weights. Raises InputError, on all ranks, if none of
-    the usual counts is right.
+    An equation says that the loss of some samples is the mean of the losses of their parts, weighted by the
+    terms of each part. If an equation does not hold with ``terms``, they are counted in another way, with
+    which all equations hold. Raises InputError, on all ranks, if no usual way is right.
     """
     _, targets = next(_rank_batches(problem))
     numbers_per_sample = sum(t[:1].numel() for _, t in named_tensors(targets))
@@ -413,16 +414,16 @@ def check_mean(problem: Any, terms: Terms) -> None:
     model_has_loss = problem.criterion is output_loss
     losses = _losses_on_ranks(problem, model_has_loss)
 
-    def batch_equations(cuts: int = 1) -> list[Equation]:
-        """Return the equations of this rank's batches, each of which is divided ``cuts`` times."""
+    def batch_equations(divisions: int = 1) -> list[Equation]:
+        """Return the equations of this rank's batches, each of which is divided ``divisions`` times."""
         with _joint_passes(problem):
-            equations = losses.equations(_rank_batches(problem), ragged, cuts)
+            equations = losses.equations(_rank_batches(problem), ragged, divisions)
             return [equation.without_outputs() for equation in equations]
 
     equations = batch_equations()
     with _joint_passes(problem):  # an equation of the first samples of this rank and of the rank before
         batch = losses.samples(*next(_rank_batches(problem)))
-        # As many samples as have MAX_NUMBERS numbers in their tensors, but at least 1 and at most MAX_ROWS.
+        # From 1 to MAX_ROWS samples: as many as have together at most MAX_NUMBERS numbers in their tensors.
         sample_count = min(MAX_ROWS, max(1, MAX_NUMBERS * batch.size // max(1, batch.numbers)))
         first_samples = batch.rows(slice(sample_count))
         inputs = first_samples.x if model_has_loss else None  # other losses need the outputs only
@@ -432,7 +433,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
     if joint_equation is not None:
         equations.append(joint_equation.without_outputs())
     if not equations:
-        # It holds with no count, so that none is accepted.
+        # An impossible equation, which excludes every count.
         equations = [Equation(0, whole=1.0, parts=[], rounding=0.0)]
 
     def those_that_hold(some_counts: Sequence[Any]) -> list[Any]:
@@ -455,11 +456,10 @@ def check_mean(problem: Any, terms: Terms) -> None:
     remaining = those_that_hold([counts.ONES, *by_code.values()])
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
-        # The cuts give two equations for each of up to MAX_CLASSES classes. A model with its own loss makes a
-        # pass for each part, and gets only CUTS cuts.
-        cuts = CUTS if model_has_loss else math.ceil(2 * counts.MAX_CLASSES / batches)
-        by_class = counts.class_counts([*equations, *batch_equations(cuts)], gather=problem._gathered_objects)
-        remaining = those_that_hold(by_class)
+        # All batches together give at least 2 · MAX_CLASSES equations, unless each part needs its own pass.
+        divisions = DIVISIONS if model_has_loss else math.ceil(2 * counts.MAX_CLASSES / batches)
+        more_equations = equations + batch_equations(divisions)
+        remaining = those_that_hold(counts.class_counts(more_equations, gather=problem._gathered_objects))
     if not remaining:
         check_finite(problem, terms, every=True)  # a loss that is NaN gets an error of its own
         raise InputError("loss: no mean over samples or over a standard count of targets; give terms=")
@@ -467,7 +467,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
     totals = problem._by_rank(*rank_totals).view(problem.ranks, -1)
     terms.count = counts.unambiguous(remaining, totals)
     say_count(terms.count)
-    problem._weigh(terms)
+    problem._count_terms(terms)
 
 
 def _rank_batches(problem: Any) -> Iterator[tuple[Any, Any]]:

@@ -105,7 +105,8 @@ class ShardedProblem(Exchanges):
         self._reshard()  # a pass of the user may have left gathered parameters
         parameters: dict[str, Any] = dict(inner.named_parameters())
         self.layout = Layout.of(inner)
-        # Vectors have the numbers of the chosen pieces: of all, unless of() chooses some.
+        # A vector has the numbers of the ``chosen`` pieces. Here these are all pieces; the method of() may
+        # choose some.
         self.pieces = self.chosen = tuple(Piece.of(s, parameters[s.name]) for s in self.layout.slots)
         if not self.pieces:
             raise InputError("model: it has no trainable parameters, at least one is needed")
@@ -137,10 +138,11 @@ class ShardedProblem(Exchanges):
                 changed_loss = self._on_batch(*changed_batch, 1.0).loss()
                 # True for a loss that ignores the first label of each sequence.
                 term_counter.shifted = self._on_batch(x, y, 1.0).loss() == changed_loss
-        self._weigh(term_counter)
-        self.coarse = self._coarsest(x, y)
+        self._count_terms(term_counter)
+        self.coarse = self._coarsest_dtype(x, y)
         if check != "off" and terms is None:
             ranks.check_mean(self, term_counter)
+            # If the check has changed the terms, other samples may be the first that count.
             x, y = self._on_all(lambda: self._first_samples(term_counter))
         if check != "off":
             ranks.check_finite(self, term_counter, every=check == "full")
@@ -149,7 +151,7 @@ class ShardedProblem(Exchanges):
         share_of_distinct_data = len(set(self._by_rank(checksum).tolist())) / self.ranks
         self.samples = round(float(self._by_rank(self.data.samples).sum()) * share_of_distinct_data)
         self.mask = self._mask()
-        # What faster methods ask a problem for: these values say that none may divide the data.
+        # With these attributes, faster methods see that they must not divide the data.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
         if check != "off":
             ranks.check_ranks(self, x, y, term_counter)
@@ -159,7 +161,7 @@ class ShardedProblem(Exchanges):
         self.data = Data(data, self.device, self.pieces[0].local.dtype, self.criterion is output_loss)
         self.data.chunk_size = self.data.samples or None
         first = self._first_samples(count)
-        self.data.weigh(count)
+        self.data.count_terms(count)
         if self.check != "off" and self.data.checksum is not None and not isinstance(data, (list, tuple)):
             sums = list[Tensor]()
             for _ in self.data.second_pass(sums):
@@ -176,9 +178,9 @@ class ShardedProblem(Exchanges):
             return take(resident, slice(index, index + 2))
         return first
 
-    def _weigh(self, count: Terms) -> None:
+    def _count_terms(self, count: Terms) -> None:
         """Count the terms of this rank's data; raise InputError if no target counts on any rank."""
-        self._on_all(lambda: self.data.weigh(count))
+        self._on_all(lambda: self.data.count_terms(count))
         self._mean_terms = self._mean(self.data.terms)
         self.data.check_terms(self._mean_terms)
 
@@ -360,7 +362,8 @@ class ShardedProblem(Exchanges):
             gradients = [piece.parameter.grad for piece in self.pieces]
             tensors = [piece.local for piece in self.pieces]
             tensors += [ranks.local_part(buffer) for buffer in self.model.buffers()]
-            if self.model is not unwrapped(self.model):  # DistributedDataParallel may overwrite gradients
+            # DistributedDataParallel may write to the memory of these gradients.
+            if self.model is not unwrapped(self.model):
                 tensors += [ranks.local_part(gradient) for gradient in gradients if gradient is not None]
             saved_values = [tensor.clone() for tensor in tensors]
             try:
@@ -373,7 +376,7 @@ class ShardedProblem(Exchanges):
                 parts = self._on_all(lambda: own_parts if weights is None else self.parts(weights))
                 for piece, part in zip(self.chosen, parts, strict=True):
                     piece.local.copy_(part)
-                with ranks.all_ranks():
+                with ranks.naming_lost_ranks():
                     yield
             except BaseException:
                 self._reset()
@@ -544,7 +547,7 @@ class ShardedProblem(Exchanges):
         finite_gradient(float(losses.mean()), self._by_rank(0.0 if finite(gradient) else torch.nan))
         return gradient
 
-    def _coarsest(self, x: Any, y: Any) -> torch.dtype:
+    def _coarsest_dtype(self, x: Any, y: Any) -> torch.dtype:
         """Return the coarsest precision of the parameters, and of all modules' outputs for one batch."""
         dtypes = {piece.local.dtype for piece in self.pieces}
 

@@ -35,14 +35,14 @@ class Space:
 
     Attributes:
         size: the number of units.
-        reason: the reason why they must keep their places; "" if they may be permuted.
+        why_fixed: the reason why the units must keep their places; "" if they may be permuted.
         outer: the space in each of whose units this one repeats: the numbers of a head repeat in each head.
         same: the space that this one was found to be equal to; None for none.
         parts: the two spaces of which this one is the product; None for none.
     """
 
     size: int
-    reason: str = ""
+    why_fixed: str = ""
     outer: Space | None = None
     same: Space | None = None
     parts: tuple[Space, Space] | None = None
@@ -55,8 +55,8 @@ class Space:
 
     def split(self, first: int) -> None:
         """Divide the space into ``first`` blocks: it becomes the product of blocks and units of a block."""
-        blocks = Space(first, self.reason, self.outer)
-        self.parts = blocks, Space(self.size // first, self.reason, blocks)
+        blocks = Space(first, self.why_fixed, self.outer)
+        self.parts = blocks, Space(self.size // first, self.why_fixed, blocks)
 
 
 Axis = tuple[Space, ...]
@@ -83,7 +83,7 @@ def spaces(axes: Sequence[Axis]) -> list[Space]:
 def fix(axis: Sequence[Space], reason: str) -> None:
     """Record that the units of an axis must keep their places, for this reason."""
     for space in leaves(axis):
-        space.reason = space.reason or reason
+        space.why_fixed = space.why_fixed or reason
 
 
 def unify(first: Sequence[Space], second: Sequence[Space]) -> None:
@@ -94,7 +94,7 @@ def unify(first: Sequence[Space], second: Sequence[Space]) -> None:
         a, b = first_leaves[0], second_leaves[0]
         if a.size == b.size:
             if a is not b:
-                b.same, a.reason, a.outer = a, a.reason or b.reason, a.outer or b.outer
+                b.same, a.why_fixed, a.outer = a, a.why_fixed or b.why_fixed, a.outer or b.outer
             first, second = first_leaves[1:], second_leaves[1:]
             continue
         large, small = (a, b) if a.size > b.size else (b, a)
@@ -107,45 +107,50 @@ def unify(first: Sequence[Space], second: Sequence[Space]) -> None:
 def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
     """Return the axes of ``view``, a view of a contiguous tensor with these ``axes``, by the view's strides.
 
-    A space is split if the view has blocks of the space, or one unit of each block. Units that the view
-    leaves out are fixed. If an axis of the view crosses the border of a block, the units of the axis are
-    fixed.
+    An axis of the view may run inside blocks of consecutive units, or from block to block. The space is then
+    split into a space of the blocks and a space of the units of a block. Units that the view leaves out are
+    fixed, for the reason ONE_BY_ONE. An axis that does not run over whole spaces is fixed, for the reason
+    APART.
     """
     new_axes = list[Axis]()
 
     def spaces_with_strides() -> list[tuple[Space, int]]:
-        """Return the tensor's spaces, the last one first, each with the distance of its units in memory."""
+        """Return the tensor's spaces, the last one first, each with its stride.
+
+        The stride is the distance between neighboring units in memory. The extent of a space is its stride
+        times its size.
+        """
         last_first = spaces(axes)[::-1]
         # One number more than there are spaces: the last one is the size of the tensor.
         strides = itertools.accumulate((space.size for space in last_first), mul, initial=1)
         return list(zip(last_first, strides, strict=False))
 
-    def make_border(distance: int) -> bool:
-        """Split a space into blocks of ``distance`` numbers in memory, if the distance lies inside the space.
+    def split_at(distance: int) -> bool:
+        """Split the space whose stride is below ``distance``, and whose extent is above ``distance``, if any.
 
-        Return False if the space cannot be divided into such blocks.
+        The blocks are ``distance`` numbers long in memory. Return False if the space has no such blocks.
         """
         for space, stride in spaces_with_strides():
-            if stride < distance < stride * space.size:
+            extent = stride * space.size
+            if stride < distance < extent:
                 if distance % stride or space.size % (distance // stride):
                     return False
-                space.split(space.size * stride // distance)
+                space.split(extent // distance)
         return True
 
     for size, stride in zip(view.shape, view.stride(), strict=True):
         if size < 2 or stride == 0:
             new_axes.append(_units(size))  # an axis of size 1, or an axis that repeats one number
             continue
-        # An axis of whole blocks has borders at its stride and at its end, and begins with a block.
-        end = stride * size
-        has_borders = make_border(stride) and make_border(end)
-        has_whole_blocks = has_borders and view.storage_offset() // stride % size == 0
-        axis = list[Space]()
+        extent = stride * size
+        can_split = split_at(stride) and split_at(extent)
+        # The axis must also begin with the first unit of its spaces.
+        has_whole_spaces = can_split and view.storage_offset() // stride % size == 0
+        axis = list[Space]()  # the spaces that the axis runs over
         for space, space_stride in spaces_with_strides():
-            # The axis has the spaces whose units lie between its stride and its end in memory.
-            if space_stride < end and stride < space_stride * space.size:
+            if space_stride < extent and stride < space_stride * space.size:
                 axis.insert(0, space)
-        if has_whole_blocks:
+        if has_whole_spaces:
             new_axes.append(tuple(axis))
         else:
             fix(axis, APART)
@@ -288,7 +293,7 @@ class Axes:
         if torch.Tag.pointwise in func.tags or name in _LIKE_POINTWISE:
             return [self._broadcast(operands, outputs[0].dim())]
         if name in _VIEWS | _VIEWS_IN_PLACE and outputs[0].dtype == step.tensors[0].dtype:
-            # axes_of_view() needs strides in a contiguous tensor: the operation is repeated on one.
+            # axes_of_view() needs a view of a contiguous tensor: the operation is repeated on such a tensor.
             other_arguments = {key: value for key, value in arguments.items() if key != "self"}
             views = _tensors(func(torch.empty(step.shapes[0]), **other_arguments))
             return [axes_of_view(input_axes, view) for view in views]
@@ -308,7 +313,8 @@ class Axes:
             else:
                 axes = [axis for k, axis in enumerate(input_axes) if k not in dims]
             return [axes] * len(outputs)
-        if name == "glu":  # a product of two halves, which have the same axes
+        if name == "glu":
+            # A product of two halves. axes_of_view() splits the axis into two blocks of the same units.
             first_half, _ = torch.empty(step.shapes[0]).chunk(2, arguments.get("dim", -1))
             return [axes_of_view(input_axes, first_half)]
         if name in ("cat", "stack"):
@@ -426,7 +432,7 @@ def _unfused_pass(problem: MeanLoss) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(is_fast)
 
 
-class Trace(NamedTuple):
+class TracedAxes(NamedTuple):
     """The axes of tensors in one pass of a model.
 
     Attributes:
@@ -439,7 +445,7 @@ class Trace(NamedTuple):
 
 
 @torch.no_grad()
-def trace_of(problem: MeanLoss) -> Trace:
+def traced_axes(problem: MeanLoss) -> TracedAxes:
     """Return the axes of parameters and activations, from one pass of model and loss over the first chunk.
 
     The units of the outputs are fixed, and so are units that the loss treats individually.
@@ -455,7 +461,7 @@ def trace_of(problem: MeanLoss) -> Trace:
         axes.start(tensor)
     for tensor in _tensors([x, y]):
         axes.start(tensor, DATA)
-    fixed_outputs = compared_outputs(outputs)
+    fixed_outputs = main_outputs(outputs)
     fixed_ids = {id(t) for t in fixed_outputs}
     activation_ids = {id(t) for t in _tensors([x, y])}  # the data, and then all that is computed from them
     for step in recorder.needed([loss, *fixed_outputs]):
@@ -471,13 +477,14 @@ def trace_of(problem: MeanLoss) -> Trace:
             if id(t) not in activation_ids:
                 continue
             operand_axes = axes.axes_of.get(id(t), [])
-            summed_spaces = {*spaces(operand_axes)} - output_spaces  # a sum removes a space
-            if any(not space.reason for space in summed_spaces):  # its units may be permuted
+            # The spaces that only the operand has: the operation sums over the units of these spaces.
+            summed_spaces = {*spaces(operand_axes)} - output_spaces
+            if any(not space.why_fixed for space in summed_spaces):
                 # An activation in several operations has one address and shape, and is listed once.
                 place = Place(number, k, step.func, t.shape)
                 summed_activations.setdefault((t.data_ptr(), t.shape), (place, operand_axes))
     axes_of_parameters = {name: axes.axes_of[id(weight)] for name, weight in weights.items()}
-    return Trace(axes_of_parameters, dict(summed_activations.values()))
+    return TracedAxes(axes_of_parameters, dict(summed_activations.values()))
 
 
 @torch.no_grad()
@@ -499,7 +506,7 @@ def activations(problem: MeanLoss, weights: Tensor, x: Any, points: Collection[P
     return tensors
 
 
-def compared_outputs(outputs: Any) -> list[Tensor]:
-    """Return [the outputs that must not change], a tensor or the ``logits`` among others; [] if unknown."""
+def main_outputs(outputs: Any) -> list[Tensor]:
+    """Return [the outputs] if they are a tensor, [their ``logits``] if they have some, else []."""
     logits = opened_logits(outputs)
     return [logits] if isinstance(logits, Tensor) else []
