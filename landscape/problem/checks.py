@@ -47,9 +47,9 @@ MOVE = 0.1
 SHRUNK = 0.1
 # A multiple of the center, with another loss, at which a module makes its first pass (our choice).
 ELSEWHERE = 3
-# The limits for a step along the difference of two gradients (our choices): the difference between their
-# predictions of the loss, relative to the loss; and the length of the step, relative to ‖θ‖.
-PREDICTIONS, SHORT = 1e-3, 1e-2
+# The limits of a step along the difference of two gradients (our choices): the change of the loss that the
+# difference predicts, relative to the loss; and the length of the step, relative to ‖θ‖.
+MAX_CHANGE, MAX_STEP = 1e-3, 1e-2
 # The rounding of fused kernels on GPUs, relative (our choice: below that of float32 problems, √eps).
 FUSED = 1e-5
 
@@ -188,20 +188,20 @@ def check_parameters(
             # The loss is right, but the gradient is wrong: the model computes outputs again.
             mark_as_recomputing(problem.model)
             gradient = true_gradient
-        # The gradient may miss a part of the loss in one mode, but not in another. The other modes: eval mode
-        # or storing modules in training mode, whichever ``training`` is not; all modules in training mode.
+        # In other modes, the gradient may have a part that is missing here: in eval mode (or, if this is eval
+        # mode, with the storing modules in training mode), and with all users' modules in training mode.
         users_modules = tuple(name for name, module in original.named_modules() if not is_of_torch(module))
         other_modes = [() if training else tuple(storing_modules(original)), users_modules]
         arguments = problem, original, (x, y), weights, gradient, training
         is_right = all(_gradient_is_complete(*arguments, mode) for mode in dict.fromkeys(other_modes))
     if not is_right:
-        wrong_loss = wrong_losses[0] if wrong_losses else loss
+        wrong_loss = float(wrong_losses[0] if wrong_losses else loss)
         submodules = [original.get_submodule(name) for name in storing_modules(original)]
         classes = dict.fromkeys(type(module).__name__ for module in submodules)
         raise InputError(
-            "model: its loss in eval mode does not follow all of its parameters (it is "
-            f"{wrong_loss:.6g}, of a copy {true_loss:.6g}): {', '.join(classes) or 'PyTorch'} merges, "
-            "caches or detaches some, or uses an earlier pass; compute with self.NAME in each forward pass"
+            f"model: its loss in eval mode does not follow all of its parameters (it is {wrong_loss:.6g}, "
+            f"of a copy {float(true_loss):.6g}): {', '.join(classes) or 'PyTorch'} merges, caches or detaches "
+            "some, or uses an earlier pass; compute with self.NAME in each forward pass"
         )
 
 
@@ -261,7 +261,7 @@ def _gradient_is_complete(
         return False  # a copy may use the cached numbers of another, so that the losses below are wrong
     # The slope along the direction, by the mean of the two gradients.
     loss_size, mean_slope = float(other_loss.abs()), float(total @ direction) / length / 2
-    step_length = min(PREDICTIONS * loss_size / length, SHORT * float(weights.norm()))
+    step_length = min(MAX_CHANGE * loss_size / length, MAX_STEP * float(weights.norm()))
     step = direction.to(weights)
     step *= step_length / length
     end_loss, _ = reference_values(problem, original, *xy, weights + step)

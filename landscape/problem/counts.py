@@ -286,7 +286,7 @@ def class_counts(
     rank_rows = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
     rows_of_all_ranks = gather(rank_rows) if gather else [rank_rows]
     rows: dict[Key, list[dict[int, float]]] = {}  # of all equations; a row is a dict by class
-    largest_zero = 0.0  # the largest singular value of the rows that counts as zero, relative
+    largest_zero = 0.0  # a smaller singular value of the rows, relative to the largest, counts as zero
     for rounding, row_by_key in itertools.chain.from_iterable(rows_of_all_ranks):
         largest_zero = max(largest_zero, LIMIT * rounding)
         for key, row in row_by_key.items():

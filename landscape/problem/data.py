@@ -104,7 +104,7 @@ class Data:
         data = batched(as_tensors(data))
         if is_resident(data):
             x, y = split(data, model_has_loss)
-            # For inputs of several tensors, which may be those of one graph and not of samples.
+            # Several tensors may be those of one graph. A list with this one batch is then right.
             remedy = "" if isinstance(x, Tensor) else "landscape.Problem(model, loss, [data])"
             self.samples = count_samples(x, y, alike=True, remedy=remedy)
             self.leaf_inputs = _any_requires_gradients(x)

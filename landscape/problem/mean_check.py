@@ -293,9 +293,9 @@ class Losses:
 def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tensor, batches: Batches) -> None:
     """Find the number of terms of each sample with which L(θ) is the mean of the loss over the terms.
 
-    If the equations do not hold with the assumed ``terms``, another count with which all equations hold is
-    used. If there is no such count, the loss mixes samples. With a warning, L(θ) is then the mean over the
-    user's batches, or the loss of all samples at once.
+    If an :class:`.Equation` between losses does not hold with the assumed ``terms``, another count of terms
+    with which all equations hold is used. If there is no such count, the loss mixes samples. With a warning,
+    L(θ) is then the mean over the user's batches, or the loss of all samples at once.
 
     Args:
         problem: model, loss and data.

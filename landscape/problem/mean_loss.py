@@ -453,7 +453,7 @@ class MeanLoss:
     def totals(self, weights: Tensor | None = None) -> Tensor:
         """Return the sums that :meth:`evaluate` divides by the number of samples.
 
-        The sums stay on a GPU, so that the call does not wait for the computation.
+        The sums stay on the device, so that the call does not wait for a GPU.
 
         Args:
             weights: (P,); default: the problem's ``weights``.

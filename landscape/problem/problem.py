@@ -166,7 +166,7 @@ class Problem(MeanLoss):
         else:
             batch = self.data.first_batch(term_counter)
             count_samples(*batch, alike=False)  # raises InputError for a batch without tensors
-            # Whether the model's own loss shifts the labels by one, so that the first label is no term.
+            # Causal language models shift the labels by one, and ignore the first label of each sequence.
             term_counter.shifted = ignores_first_label(self, *batch)
             # The number of θ at which the checks compare losses (our choice).
             theta_count = {"off": 0, "quick": 1, "full": 3}[check]

@@ -401,9 +401,8 @@ def _joint_passes(problem: Any) -> Iterator[None]:
 def check_mean(problem: Any, terms: Terms) -> None:
     """Find the number of terms of each sample with which the loss is the mean over the terms of all ranks.
 
-    An equation says that the loss of some samples is the mean of the losses of their parts, weighted by the
-    terms of each part. If an equation does not hold with ``terms``, they are counted in another way, with
-    which all equations hold. Raises InputError, on all ranks, if no usual way is right.
+    If an :class:`.Equation` between losses does not hold with the assumed ``terms``, another count of terms
+    with which all equations hold is used. Raises InputError, on all ranks, if there is no such count.
     """
     _, targets = next(_rank_batches(problem))
     numbers_per_sample = sum(t[:1].numel() for _, t in named_tensors(targets))
