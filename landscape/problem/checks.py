@@ -200,8 +200,8 @@ def check_parameters(
         classes = dict.fromkeys(type(module).__name__ for module in submodules)
         raise InputError(
             f"model: its loss in eval mode does not follow all of its parameters (it is {wrong_loss:.6g}, "
-            f"of a copy {float(true_loss):.6g}): {', '.join(classes) or 'PyTorch'} merges, caches or detaches "
-            "some, or uses an earlier pass; compute with self.NAME in each forward pass"
+            f"of a copy {float(true_loss):.6g}): {', '.join(classes) or 'PyTorch'} merges, caches or "
+            "detaches some, or uses an earlier pass; compute with self.NAME in each forward pass"
         )
 
 
