@@ -35,8 +35,8 @@ FORMS = ("ordinary", "nesterov", "shifted")
 Form = Annotated[str, OneOf(FORMS)]
 MixingForm = Annotated[str, OneOf(FORMS[:2])]
 Order = Annotated[str, OneOf(("awc", "atc"))]
-# Points of the unit circle for the search of the first crossing, and additional ones for each step of delay.
-_POINTS, _POINTS_A_STEP = 8192, 512
+# The points that the search of a crossing has on a half of the unit circle: some, and more per coefficient.
+_POINTS, _POINTS_PER_COEFFICIENT = 8192, 512
 
 
 @checked()
@@ -136,9 +136,9 @@ def lr_that_keeps_minima(
 ) -> float:
     """The learning rate under ``after`` with the same stable minima as ``lr`` under ``before``.
 
-    A minimum is stable if λ < limit/η; so η' = η limit(after)/limit(before). For long delays without momentum
-    this means η' ∝ 1/τ (Delay-2019). Without noise, η' does not depend on the batch; with much noise,
-    η' ∝ batch (Wu, Ma, E 2018).
+    A minimum is stable if λ < limit/η. So η' = η limit(after)/limit(before). For long delays without momentum
+    this is η' ∝ 1/τ, the rule of the paper Delay-2019. Without noise, η' does not depend on the batch. With
+    much noise, η' ∝ batch (Wu, Ma, E 2018).
 
     Args:
         lr: η, the learning rate under ``before``.
@@ -207,7 +207,7 @@ def first_crossing(p0: Array, p1: Array) -> float:
     z is a root for h = −p₀(z)/p₁(z). Where a root crosses the circle, this ratio is therefore real and
     positive. The result is 0 if a root is outside the circle for every small h > 0.
     """
-    count = _POINTS + _POINTS_A_STEP * len(p0)
+    count = _POINTS + _POINTS_PER_COEFFICIENT * len(p0)
     angles = np.linspace(-np.pi, np.pi, 2 * count + 1)  # 0 and ±π are among them
 
     def ratio(angle: Array) -> Array:
@@ -301,11 +301,11 @@ def max_tracking_step(
 ) -> float:
     """The largest stable h = ηλ of gradient tracking with a mixing matrix M, on one quadratic.
 
-    M multiplies the mode of its eigenvalue ω by ω. In AWC order, the mode has the characteristic polynomial
-    (z − ω)² (z − m) + h (z − 1) p₁; in ATC order, it has (z − ω)² (z − m) + h (z − 1) ω² p₁. Here p₁ is z for
-    "ordinary" momentum, and (1 + m) z − m for "nesterov". The mean of the learners moves like a single
-    learner. For real ω without momentum, the limit in AWC order is at most (1 + ω_min)²/2: at this h, z = −1
-    is a root.
+    Each eigenvalue ω of M has a mode: the combination of the learners that M multiplies by ω. In AWC order, a
+    mode has the characteristic polynomial (z − ω)² (z − m) + h (z − 1) p₁; in ATC order, it has
+    (z − ω)² (z − m) + h (z − 1) ω² p₁. Here p₁ is z for "ordinary" momentum, and (1 + m) z − m for
+    "nesterov". The mean of the learners moves like a single learner, and bounds the limit. For real ω without
+    momentum, the limit in AWC order is at most (1 + ω_min)²/2, at which z = −1 is a root.
 
     Args:
         omegas: the eigenvalues of M without that of the mean, 1.
@@ -378,22 +378,22 @@ def _max_mode_step(omegas: Any, momentum: float, form: str, mode: Mode, delay: i
 def max_paired_outer_step(
     period: int, outer_lr: float, outer_momentum: float, omegas: Any, drawn: bool = False
 ) -> float:
-    """The largest stable h = ηλ of NoLoCo on one quadratic, with ``period`` H plain steps per outer step.
+    """The largest stable h = ηλ of NoLoCo on one quadratic.
 
-    In the mode of an eigenvalue ω of the mixing matrix M, the weights are φ and the outer momentum is δ. The
-    plain steps multiply φ by c = (1 − h)^H. The outer step is δ ← μδ + ν (ωcφ − φ), φ ← φ + δ. The mean of
-    the learners is the mode ω = 1.
+    An outer step follows after H plain steps. In the mode of an eigenvalue ω of the mixing matrix M, the
+    weights are φ and the outer momentum is δ. H plain steps multiply φ by c = (1 − h)^H. The outer step is
+    δ ← μδ + ν (ωcφ − φ), φ ← φ + δ. The mean of the learners is the mode ω = 1.
 
     Args:
-        period: H, in steps.
+        period: H, the number of plain steps.
         outer_lr, outer_momentum: ν and μ.
         omegas: the eigenvalues of M without that of the mean, 1.
-        drawn: whether M is a projection that is drawn for each outer step. Its expectation, orthogonal to the
-            mean, is then ``omegas[0]`` times the identity; the limit is that of stability in mean square.
+        drawn: whether M is a projection that is drawn for each outer step. The expectation of M multiplies
+            deviations from the mean by ``omegas[0]``. The limit is then that of stability in mean square.
 
     Example:
         >>> from landscape.limits import max_paired_outer_step
-        >>> round(max_paired_outer_step(1, 1.0, 0.0, [0.5]), 6)  # averages of plain steps, in ATC order
+        >>> round(max_paired_outer_step(1, 1.0, 0.0, [0.5]), 6)  # each outer step is φ ← ω (1 − h) φ
         2.0
     """
     # An outer step multiplies (φ, δ) by the matrix ``unmixed`` + ω c ``mixed``.
@@ -409,7 +409,7 @@ def max_paired_outer_step(
             return largest
         return max(largest, _second_moment_growth(c * mixed, unmixed, float(np.real(omegas[0]))))
 
-    # From this h on, |1 − h| ≥ 2(1 + μ)/ν and |1 − h| ≥ 1: the mean is then unstable for odd and for even H.
+    # The mean is stable for 1 − 2(1 + μ)/ν < c < 1. From this h on, c ≥ 1 (even H) or ≤ −2(1 + μ)/ν (odd H).
     unstable_for_any_period = 1 + max(1.0, 2 * (1 + outer_momentum) / outer_lr)
     return first_unstable(radius, unstable_for_any_period)
 
@@ -448,9 +448,9 @@ def max_random_delay_step(workers: int) -> float:
 def max_matching_step(rho: float, delay: int = 0) -> float:
     """The largest h = ηλ stable in mean square if learners average in random pairs.
 
-    Gradients are late by ``delay`` τ steps. Orthogonal to the mean, x(t+1) = M_t x(t) − h x(t−τ). M_t is a
-    projection drawn for each step, with E M_t = ``rho``. The second moments of x(t), …, x(t−τ) therefore
-    follow a linear map. The mean has the limit without mixing.
+    Gradients are late by τ = ``delay`` steps. The deviations x of the learners from their mean follow
+    x(t+1) = M_t x(t) − h x(t−τ). M_t is a projection drawn for each step, and E M_t multiplies deviations by
+    ``rho``. The second moments of x(t), …, x(t−τ) follow a linear map. The mean has the limit without mixing.
 
     Example:
         >>> from landscape.limits import max_matching_step
@@ -489,15 +489,15 @@ def max_matching_momentum_step(
     """The largest h = ηλ stable in mean square for learners with momentum, averaged in random pairs.
 
     Averaging multiplies the deviations x from the mean by a projection M, which is drawn for each step. The
-    momentum, in units of weights, is v' = m v + h x, and the update is u = v', or u = h x + m v' for
-    Nesterov. A step is x' = M x − u in AWC order, and x' = M (x − u) in ATC order. The second moments of x
-    and v follow a linear map. The limit of the mean is that of :func:`max_stable_step`.
+    gradient is λx. The momentum, multiplied by η, is v' = m v + h x. The update is u = v' for "ordinary"
+    momentum, and u = h x + m v' for "nesterov". A step is x' = M x − u in AWC order, M (x − u) in ATC order.
+    The second moments of x and v follow a linear map. The mean has the limit without mixing.
 
     Args:
-        rho: ρ; the expectation of M, orthogonal to the mean, is ρ times the identity.
+        rho: ρ. The expectation of M multiplies deviations from the mean by ρ.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" or "atc", as in :func:`max_mixing_step`.
-        mixed: whether M also mixes the momentum. Then v becomes M v' after the step; u is computed from v'.
+        mixed: whether M also mixes the momentum, after u is computed. The next step then has M v' as its v.
 
     Raises:
         InputError: a momentum outside [0, 1), or an unknown form or order.
@@ -509,10 +509,10 @@ def max_matching_momentum_step(
     """
 
     def radius(h: float) -> float:
-        # Coefficients of the old (x, v) in x, v' and u.
+        # x, v' and u as combinations of x and v: two coefficients each.
         x, new_v = np.array([1.0, 0.0]), np.array([h, momentum])
         u = new_v if form == "ordinary" else np.array([h, 0.0]) + momentum * new_v
-        # (x', v') = M ``mixed_part`` (x, v) + ``unmixed_part`` (x, v).
+        # The next step's (x, v) is M ``mixed_part`` (x, v) + ``unmixed_part`` (x, v).
         mixed_part, unmixed_part = np.array([x, [0.0, 0.0]]), np.array([-u, new_v])
         if order == "atc":
             mixed_part[0], unmixed_part[0] = x - u, 0.0
@@ -568,10 +568,11 @@ def max_period_step(
 
     def step(h: float, omega: complex) -> Array:
         """The matrix (2, 2) by which a step multiplies a mode's (x, v)."""
-        x, v = np.array([1.0, 0.0]), np.array([h, m], dtype=complex)
-        direction = v if form == "ordinary" else np.array([h, 0]) + m * v
+        # x, the new v, the direction and the new x as combinations of x and v: two coefficients each.
+        x, new_v = np.array([1.0, 0.0]), np.array([h, m], dtype=complex)
+        direction = new_v if form == "ordinary" else np.array([h, 0]) + m * new_v
         new_x = omega * (x - direction) if order == "atc" else omega * x - direction
-        return np.array([new_x, v])
+        return np.array([new_x, new_v])
 
     # The outer step: its new values are linear combinations of (x, v, x_old, u), given by coefficients (4,).
     x, v, x_old, u = np.eye(4)
@@ -593,6 +594,6 @@ def max_period_step(
                 largest = max(largest, float(abs(v_to_v)))
         return largest
 
-    # The search goes beyond 2(1 + m), the limit of steps alone, and beyond 2(1 + μ)/ν, the limit if a step of
-    # "slowmo" with outer rate ν and outer momentum μ follows each plain step.
+    # The search ends above two known limits: 2(1 + m) without outer steps, and 2(1 + μ)/ν for m = 0 and an
+    # outer step after each step; ν and μ are ``outer_lr`` and ``outer_momentum``.
     return first_unstable(radius, 1 + 2 * (1 + m) * max(1.0, (1 + outer_momentum) / outer_lr))
