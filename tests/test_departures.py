@@ -20,11 +20,11 @@ from landscape.paper.figures.stability import (
     Escape,
     Start,
     escape_time,
+    keeps_minimum,
     median_rank,
     minima,
     saddles,
     search,
-    stays_from,
 )
 from tests import problems
 from tests.dense import dense_hessian
@@ -55,7 +55,7 @@ def test_a_run_is_the_recursion_of_delayed_steps() -> None:
     largest = max(problem.loss(x) for x in xs[2:-3])
     assert largest > 1.01 * problem.loss(start)
     for ceiling, stays in ((largest + 1e-6, True), (largest - 1e-6, False)):
-        assert stays_from(Start(problem, start, 0.0, ceiling), 25, 2, 0.0, 0.0, 0.15) is stays
+        assert keeps_minimum(Start(problem, start, 0.0, ceiling), 25, 2, 0.0, 0.0, 0.15) is stays
 
 
 def test_the_search_widens_and_gives_up() -> None:

@@ -81,7 +81,7 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
 
 
 def test_the_papers_numbers_are_of_our_networks() -> None:
-    axis = figure.declared()["axes"]["networks"]["paper"]
+    axis = figure.figures_toml()["axes"]["networks"]["paper"]
     assert tuple(axis["_model"]) == NETWORKS
     assert set(axis["network"]) <= set(compared.printed("table3_cifar10"))
     assert set(compared.printed("table2_batch_size")["model"]) == set(axis["network"])

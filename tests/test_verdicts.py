@@ -229,7 +229,7 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
 
 
 def test_what_we_found_rests_on_outcomes_that_the_figures_have(entries: dict[str, Any]) -> None:
-    sentences = figure.declared()["findings"]
+    sentences = figure.figures_toml()["findings"]
     assert pages.findings(entries) == [f"- {each['text']}" for each in sentences]
     assert len(sentences) == 6
     for each in sentences:

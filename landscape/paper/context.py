@@ -106,8 +106,8 @@ class Ended:
 
     Attributes:
         values: settings that name the run, from its cell.
-        end: the end of the run from its record, with its history and without weights.
-        last: the end of the run, with weights that can be loaded.
+        end: the last checkpoint without weights: the history and the settings, from the run's record.
+        last: the last step, whose weights :meth:`Point.load` reads.
         points: all steps with saved weights, in order, without the start.
     """
 
@@ -245,7 +245,7 @@ class Context:
             self.progress(ended_count / len(jobs))
 
         def show_progress(share: float) -> None:
-            """Report the progress of all runs; ``share`` is the completed share of the present run."""
+            """Report the progress of all runs; ``share`` of the only run in training is done."""
             self.progress((ended_count + share) / len(jobs))
 
         train_runs(
@@ -321,8 +321,9 @@ class Context:
         """Return the results of ``make()``: read them from their file, or compute and write them.
 
         The name of the file is a hash of the class ``kind``, the ``points``, the ``settings`` and the
-        versions of the ``functions``. So the results are computed again after a change of a version. Of
-        the directions of a surface's plane, the file has only lengths and angle (:meth:`.Surface.compact`).
+        versions of the ``functions``. So the results are computed again after a change of a version. A stored
+        surface has the lengths of its plane's two directions and the angle between them, but not the
+        directions themselves (:meth:`.Surface.compact`).
 
         Args:
             kind: the class of the results.
@@ -339,7 +340,7 @@ class Context:
         point_list = [points] if isinstance(points, Point) else list(points)
         versions = [version_of(function) for function in functions]
         self.versions |= {function.__name__: version_of(function) for function in functions}
-        # "of" has the weights. Another key in place of "of" would give all files other names.
+        # "of" means the points. A clearer key would change the hash, and so the names of all stored files.
         inputs = {"of": [point.key for point in point_list], "numerics": versions, **settings}
         _, name_of_archive = self.archives  # the first archive has the runs
         key, store = digest(kind.schema, inputs), self._store(name_of_archive)
@@ -361,7 +362,8 @@ class Context:
             base.save(results, path)
             store.add(seconds_name, f"{time.perf_counter() - start:.1f}\n".encode())
         self.seconds += float(store.read(seconds_name) or 0)
-        return [result for result in results if isinstance(result, kind)]  # all; mypy needs the check
+        # All results are of this class; the condition tells mypy so.
+        return [result for result in results if isinstance(result, kind)]
 
     def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:
         """Compute the contour of the test loss around w_a; with ``samples`` 0, over all.

@@ -48,8 +48,8 @@ EIGENVECTOR_PASSES = 16
 
 
 @functools.cache
-def declared() -> dict[str, Any]:
-    """Return the tables of figures.toml, which has its own description."""
+def figures_toml() -> dict[str, Any]:
+    """Return the contents of figures.toml, which begins with a description of its tables."""
     path = Path(__file__).with_name("figures.toml")
     return parse_toml(path.read_text(encoding="utf-8"), path.name)
 
@@ -80,7 +80,7 @@ class Block:
 
 def _rows(axis: Any, scale: Scale) -> list[list[tuple[str, Any]]]:
     """Return the rows of an axis, or of one by name, as pairs of column and value."""
-    columns = declared()["axes"][axis] if isinstance(axis, str) else axis
+    columns = figures_toml()["axes"][axis] if isinstance(axis, str) else axis
     columns = columns.get(scale, columns)
     rows = zip(*columns.values(), strict=True)
     return [list(zip(columns, row, strict=True)) for row in rows]
@@ -88,7 +88,7 @@ def _rows(axis: Any, scale: Scale) -> list[list[tuple[str, Any]]]:
 
 def cells(named: Any, scale: Scale) -> list[Cell]:
     """Return the runs under cells.NAME in figures.toml, or of such a table, at ``scale``."""
-    table = declared()["cells"][named] if isinstance(named, str) else named
+    table = figures_toml()["cells"][named] if isinstance(named, str) else named
     blocks: list[dict[str, Any]] = table if isinstance(table, list) else [table]
     whole = [block | block.get(scale, {}) for block in blocks]
     blocks_here = [{key: value for key, value in block.items() if key not in SCALES} for block in whole]
@@ -175,7 +175,7 @@ def seconds_of(context: Context, runs: Iterable[Recipe], seconds_by_kind: dict[s
         passes = (  # (gradients of a pass, steps from one pass to the next; 0: never)
             (run.decompose.samples or train, run.decompose.every),
             (test / 3, run.evaluate.every),  # a loss takes a third of the time of a gradient
-            (SHARPNESS_PASSES * monitored, monitor.sharpness),
+            (SHARPNESS_PASSES * monitored, monitor.sharpness),  # λ_max every ``sharpness`` steps
             (EIGENVECTOR_PASSES * monitor.k * monitored, instruments_every),
         )
         gradients_a_step = run.batch + sum(count / every for count, every in passes if every)
@@ -269,7 +269,7 @@ class Figure(Described):
         notes = {"smoke": self.smoke, "laptop": self.laptop, "paper": self.paper or self.laptop}
         missing = sum(context.record(cell.recipe) is None for cell in context.cells)
         remark = f"; {missing} of {len(context.cells)} runs have not ended yet" if missing else ""
-        return notes[context.scale].format(**declared()["notes"]) + remark
+        return notes[context.scale].format(**figures_toml()["notes"]) + remark
 
 
 def figure(
@@ -279,7 +279,8 @@ def figure(
 
     Args:
         name: name of the figure in ``landscape figures``.
-        judge: takes the rows of the CSV file, and returns the effects that decide the verdict on the claim.
+        judge: takes the rows of the CSV file, and returns the effects that decide whether the paper's claim
+            (``Described.claims``) holds.
         table: values of the fields of ``Described``, the base of :class:`Figure`. Default: the table ``name``
             of figures.toml in this package.
 
@@ -297,8 +298,8 @@ def figure(
 
     def add(draw: Callable[[Context], Drawing]) -> Figure:
         # By default, the runs of a figure are those of the table cells.NAME, if figures.toml has it.
-        named_cells = name if name in declared()["cells"] else ""
-        description = check_keywords(name, table or {"cells": named_cells, **declared()[name]}, Described)
+        named_cells = name if name in figures_toml()["cells"] else ""
+        description = check_keywords(name, table or {"cells": named_cells, **figures_toml()[name]}, Described)
         new_figure = Figure(name=name, judge=judge, draw=draw, **description)
         return registry.figures.add(name)(new_figure)
 
@@ -311,7 +312,7 @@ def names() -> list[str]:
     def sort_key(name: str) -> tuple[int, str, bool, str, str]:
         paper, _, part = get(name).where.partition(", ")
         numbered = part.startswith(("Figure", "Table"))
-        return [*declared()["papers"], paper].index(paper), paper, not numbered, part, name
+        return [*figures_toml()["papers"], paper].index(paper), paper, not numbered, part, name
 
     return sorted(registry.figures, key=sort_key)
 
@@ -351,7 +352,7 @@ def late(rows: Rows, *by: str) -> Rows:
     return rows[rows["step"] > last / 2]
 
 
-def median_and_range(ax: Any, groups: Any, offset: float = 1.0, **look: Any) -> None:
+def draw_ranges(ax: Any, groups: Any, offset: float = 1.0, **look: Any) -> None:
     """Draw the median and range of each of ``groups`` of a column, at its key times ``offset``."""
     of_group = groups.agg(["median", "min", "max"]).dropna()
     lengths = [of_group["median"] - of_group["min"], of_group["max"] - of_group["median"]]

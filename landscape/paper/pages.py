@@ -17,7 +17,7 @@ from PIL import Image
 from landscape.core.errors import OperationError
 from landscape.core.files import read_regular, write_text
 from landscape.paper.context import Context, OutOfTimeError, WeightsNeededError
-from landscape.paper.figure import Drawing, Figure, declared, get, names
+from landscape.paper.figure import Drawing, Figure, figures_toml, get, names
 from landscape.paper.verdicts import CONFIDENCE, OUTCOMES, SEEDS, counted, judged, outcome, rows_of, table
 
 # Colors a picture keeps, what a palette of 8 bits holds, and rounds that move each to the mean of the colors
@@ -36,7 +36,7 @@ DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, 
 
 def words(name: str) -> str:
     """Return the text page.NAME of figures.toml."""
-    text: str = declared()["page"][name]
+    text: str = figures_toml()["page"][name]
     return text.format(confidence=CONFIDENCE, seeds=SEEDS)
 
 
@@ -44,7 +44,7 @@ def explanations(text: str) -> list[str]:
     """Return explanations, from figures.toml, of the words in ``text`` that it does not explain itself."""
     plain = re.sub(r"\\([A-Za-z]+)", lambda command: LETTERS.get(command[1], ""), text)
     plain = re.sub("[${}]", "", plain)
-    entries = [words for pattern, words in declared()["words"].items() if re.search(pattern, plain)]
+    entries = [words for pattern, words in figures_toml()["words"].items() if re.search(pattern, plain)]
     return [words for words in entries if f"{words.partition(':')[0]}:" not in plain]
 
 
@@ -67,10 +67,10 @@ def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path
     records = [record for record in all_records if record]
     all_ended = len(records) == len(all_records)
     if not all_ended and not (figure.partial and records):
-        context.pack(complete=False)
+        context.pack(complete=False)  # keeps what is finished in the archives of the figure
         raise OutOfTimeError
-    while True:  # again after each run that is trained again
-        context = context.of(context.cells)  # forgets the analyses of an attempt that was given up
+    while True:  # each attempt to draw ends with the return, an error, or the training of a run that it needs
+        context = context.of(context.cells)  # a new one, without the analyses of the attempt before
         try:
             with style():
                 drawing = figure.draw(context)
@@ -102,7 +102,7 @@ def write(
     name, scale, csv_text = figure.name, context.scale, table(drawing.rows)
     judgment = verdict(name, scale, csv_text, drawing.remark)
     folder.mkdir(parents=True, exist_ok=True)
-    # A result's line "-PICTURE: TITLE" in figures.toml has the title of NAME-PICTURE.png.
+    # In the table "results" of figures.toml, a line "-PICTURE: TITLE" has the title of NAME-PICTURE.png.
     title_lines = [line for line in _result_lines(name, scale, judgment["effects"]) if line.startswith("-")]
     titles = {"": judgment["finding"], **dict(line.split(": ", maxsplit=1) for line in title_lines)}
     texts = set_titles_and_captions(figure, context, drawing, titles)
@@ -117,7 +117,7 @@ def write(
         "note": figure.note(context),
         "command": f"landscape figures {name} --scale {scale}",
         "seconds": round(seconds, 1),
-        "numerics": dict(sorted(context.versions.items())),
+        "numerics": dict(sorted(context.versions.items())),  # version of the numerics of each function
         "pictures": [path.name for path in pictures],
         "words": explanations(texts),
         "compared": [dataclasses.asdict(compared) for compared in drawing.compared],
@@ -176,8 +176,9 @@ def set_titles_and_captions(
 ) -> str:
     """Set the titles and the captions of the pictures of ``drawing``.
 
-    A caption has the figure's place, scale and title; then the caption with which the picture was drawn; then
-    that of the figure in figures.toml.
+    A caption begins with the figure in the paper, the scale and the title, such as "DPSGD-2020, Figure 1,
+    laptop scale: TITLE.". The caption with which the picture was drawn follows, and the caption in
+    figures.toml.
 
     Args:
         titles: titles by suffix of the picture. A picture that has none here keeps the title with which it
@@ -234,11 +235,11 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
             continue
         try:
             entry = json.loads(read_regular(path, MAX_BYTES).decode())
-            # The texts of README.md and NAME.md are made once without being used: a damaged entry raises an
-            # error here. The verdict of a smoke run, which needs no CSV file, stands for the final one.
-            ungraded = entry | verdict(name, "smoke", "")
-            front({name: ungraded})
-            details(name, ungraded)
+            # A damaged entry raises an error here: the texts of README.md and NAME.md are made without being
+            # used. They need a verdict. That of the smoke scale needs no CSV file.
+            trial_entry = entry | verdict(name, "smoke", "")
+            front({name: trial_entry})
+            details(name, trial_entry)
             path = path.with_suffix(".csv")  # an error from here on names the CSV file
             csv_text = read_regular(path, MAX_BYTES).decode()
             entries[name] = entry | verdict(name, entry["scale"], csv_text, entry.get("remark", ""))
@@ -280,7 +281,7 @@ def front(entries: dict[str, dict[str, Any]]) -> str:
         parts += ["## What we found", "\n".join(lines)]
     parts += ["## The claims", outcomes(entries), words("words")]
     for paper, group in itertools.groupby(entries.items(), lambda pair: pair[1]["where"].partition(", ")[0]):
-        title = declared()["papers"].get(paper)
+        title = figures_toml()["papers"].get(paper)
         parts += [f"### {paper}: {title}" if title else f"### {paper}"]
         parts += [_table(CLAIMS, (_row(name, entry) for name, entry in group))]
     return "\n\n".join([*parts, "## How an outcome is decided", words("rules"), words("times")]) + "\n"
@@ -289,7 +290,7 @@ def front(entries: dict[str, dict[str, Any]]) -> str:
 def findings(entries: dict[str, dict[str, Any]]) -> list[str]:
     """Return our findings about the papers: sentences of figures.toml whose figures have these outcomes."""
     outcomes = {name: entry["outcome"] for name, entry in entries.items()}
-    every = declared()["findings"]
+    every = figures_toml()["findings"]
     return [f"- {finding['text']}" for finding in every if finding["rests"].items() <= outcomes.items()]
 
 
@@ -345,7 +346,7 @@ def details(name: str, entry: dict[str, Any]) -> str:
         rows = ([number[key] for key in columns] for number in compared)
         parts += [_table([COMPARED[key] for key in columns], rows)]
     entries = {*entry.get("words", ()), *explanations(" ".join(parts))}
-    in_order = [words for words in declared()["words"].values() if words in entries]
+    in_order = [words for words in figures_toml()["words"].values() if words in entries]
     return "\n\n".join([*parts, *[f"**Words.** {'; '.join(in_order)}."] * bool(in_order)]) + "\n"
 
 

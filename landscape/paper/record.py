@@ -54,7 +54,8 @@ class Record:
         recipe: its settings.
         data: {"name", "options", "train", "test", "fingerprint"}, as of a checkpoint.
         step: the number of its steps.
-        diverged, diverged_at: those of :class:`landscape.Checkpoint`.
+        diverged: "mean", "learners" or "": what diverged.
+        diverged_at: the step at which the run diverged, or −1.
         seconds: seconds of training, on the machine that made the run.
         checkpoints: the steps at which weights were saved.
         curves: columns of the history that have values at the same steps, with these steps as "step".
@@ -151,7 +152,8 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
     """Return the record of a run of ``recipe`` from the ``values`` of its JSON file.
 
     Raises:
-        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: no record has these ``values``.
+        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: ``values`` are not those of a
+            record.
     """
     data, curves = values["data"], []
     for key in ("name", "fingerprint"):
@@ -174,7 +176,7 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
         diverged_at=int(values["diverged_at"]), seconds=float(values["seconds"]),
     )  # fmt: skip
     numbers_are_possible = record.data["train"] >= 1 and record.step >= 0 and 0 <= record.seconds < math.inf
-    if not numbers_are_possible or record.diverged not in DIVERGED:
+    if not numbers_are_possible or record.diverged not in DIVERGED:  # "mean", "learners" or ""
         raise ValueError("values that no run can have")
     last_step = max((curve["step"][-1] for curve in curves if len(curve["step"])), default=0)
     if last_step > record.step:

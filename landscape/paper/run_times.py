@@ -51,9 +51,9 @@ from landscape.training.run import generator
 from landscape.training.run.loop import Trainer
 from landscape.training.topology import Mixing, averages_all
 
-# A measurement goes on for this long (s), and for this many times at least (our choice: medians within
-# percents).
-SECONDS, TIMES = 1.0, 5
+# A measurement lasts at least this long (s), and has at least this many repetitions (our choice: medians
+# within percents).
+SECONDS, REPETITIONS = 1.0, 5
 # Number of random matchings that are drawn, and then used in turn (our choice).
 MATCHINGS = 50
 # Bytes of the logged loss and spread, in float64.
@@ -206,8 +206,9 @@ def step_time(
         straggler: as in :class:`Machines`.
         loss_exchange_s: seconds of the all-reduce of a step's loss.
         seed: seed of the random f_j.
-        steps: number of simulated steps. The mean is over the second half; a half ends when the slowest
-            worker ends it. The standard error is that of RUNS independent runs; without stragglers it is 0.
+        steps: number of simulated steps. The mean is over the second half of the steps: from when all workers
+            have ended the first half until all have ended the last step. The standard error is that of RUNS
+            independent runs; without stragglers it is 0.
     """
     rng = np.random.default_rng(seed)
     factors = np.ones(workers)
@@ -301,8 +302,8 @@ def predict(
     for count in workers:
         all_reduce = [Exchange(machines.all_reduce_s(count, costs.size))]
         cases = [
-            Case("ssgd", "", "before", all_reduce, extra_update_s=0.0),
-            Case("ssgd*", "", "before", all_reduce, extra_update_s=costs.noise),
+            Case("ssgd", "", order="before", exchanges=all_reduce, extra_update_s=0.0),
+            Case("ssgd*", "", order="before", exchanges=all_reduce, extra_update_s=costs.noise),
         ]
         for mixing in mixings:
             try:
@@ -354,7 +355,8 @@ def calibrate(
     trainer.comm = rule.comm = _NoExchange()
     weights = trainer.weights
     parameters = weights.shape[1]
-    # The plan of a process that mixes four received learners into its own, each with the entry ¼ of M.
+    # The plan of a process that mixes four received learners into its own learner. The entries of the mixing
+    # matrix are 1 for its own learner and ¼ for each received learner.
     mix_four = Plan([0, 1, 2, 3], [], torch.eye(1), torch.full((1, 4), 0.25))
     received, mixed = weights.repeat(4, 1), torch.empty_like(weights)
 
@@ -376,7 +378,7 @@ def calibrate(
         dist.barrier()
     rows = list[list[float]]()  # seconds of the gradient, the rest of the step, mixing, noise and indices
     start = time.perf_counter()
-    while len(rows) <= TIMES or time.perf_counter() - start < seconds:
+    while len(rows) <= REPETITIONS or time.perf_counter() - start < seconds:
         clocks = [rule.now()]
         for call in (make_step, mix_learners, draw_noise, draw_indices):
             call()
@@ -385,7 +387,7 @@ def calibrate(
         rows.append([rule.gradient_s, step_s - rule.gradient_s, mix_s, noise_s, indices_s])
     medians = np.median(rows[1:], axis=0).tolist()  # the first row is a warm-up
     gradient_s, update_s, mix_s, noise_s, indices_s = medians
-    # Per received learner, and per index, of which 1000 · 100 were drawn.
+    # mix_s is the time of 4 received learners, indices_s that of 100,000 indices; Costs has the time of one.
     return Costs(gradient_s, update_s, mix_s / 4, noise_s, indices_s / 100_000, parameters)
 
 

@@ -241,18 +241,18 @@ def select(rows: Rows, /, **where: Any) -> Rows:
     return rows
 
 
-def settings(rows: Rows, *names: str) -> list[Any]:
-    """Return the values of a column, or of several the tuples, each once in the order of the rows.
+def distinct(rows: Rows, *names: str) -> list[Any]:
+    """Return the distinct values of a column, or of several the distinct tuples, in the order of the rows.
 
     Example:
         >>> import pandas as pd
-        >>> settings(pd.DataFrame({"a": [2, 1, 2], "b": ["x", "y", "x"]}), "a", "b")
+        >>> distinct(pd.DataFrame({"a": [2, 1, 2], "b": ["x", "y", "x"]}), "a", "b")
         [(2, 'x'), (1, 'y')]
     """
-    distinct = rows[list(names)].drop_duplicates()
+    unique_rows = rows[list(names)].drop_duplicates()
     if len(names) == 1:
-        return distinct[names[0]].tolist()
-    return list(distinct.itertuples(index=False, name=None))
+        return unique_rows[names[0]].tolist()
+    return list(unique_rows.itertuples(index=False, name=None))
 
 
 def by_seed(rows: Rows, value: str, /, **where: Any) -> Series:

@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 from landscape.core.errors import OperationError
 from landscape.paper.compared import compare_with_paper, mean_and_spread
 from landscape.paper.context import Context, Ended, identity
-from landscape.paper.figure import Drawing, figure, median_and_range, test_error
+from landscape.paper.figure import Drawing, draw_ranges, figure, test_error
 from landscape.paper.run_times import Machines, RunTimes, calibrate, measure_steps, predict
-from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, paired_effect, settings
+from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, distinct, paired_effect
 from landscape.plots import style
 from landscape.plots.picture import finish, panels, points, shared_legend
 from landscape.plots.style import color_of, ticks_at
@@ -107,7 +107,7 @@ def _runtime(context: Context) -> Drawing:
         return predict(recipe, sizes["workers"], costs, machines, mixings)
 
     settings = {"workers": sizes["workers"], "recipe": identity(recipe)}
-    (result,) = context.cached(RunTimes, [], settings, make, (predict,))
+    (result,) = context.cached(RunTimes, points=[], settings=settings, make=make, functions=[predict])
     rows = _times(result).drop(columns="step_error")
     most = rows[(rows["workers"] == sizes["workers"][-1]) & rows["algorithm"].str.startswith("dpsgd")]
     what = "samples/s over SSGD's, {workers} workers, {algorithm} {mixing}"
@@ -181,7 +181,7 @@ def _measured(**how: Any) -> list[RunTimes]:
 def _judge_loopback(rows: Rows) -> Iterator[Effect]:
     what = "time per step, SSGD / DPSGD"
     how: dict[str, Any] = {"times": True, "margin": NEGLIGIBLE}
-    for processes, rule in itertools.product(settings(rows, "processes"), list(RULES)[1:]):
+    for processes, rule in itertools.product(distinct(rows, "processes"), list(RULES)[1:]):
         where, pair = f"{processes:g} processes, {rule}", ("ssgd", rule)
         yield paired_effect(where, what, rows, "measured_s", processes=processes, algorithm=pair, **how)
 
@@ -197,7 +197,7 @@ def _loopback(context: Context) -> Drawing:
     for processes in context.sizes["processes"]:
         options = {**context.sizes, "processes": processes}
         make = functools.partial(_measured, **options)
-        run_times = context.cached(RunTimes, [], options, make, (predict,))
+        run_times = context.cached(RunTimes, points=[], settings=options, make=make, functions=[predict])
         # Each round has two results, the prediction and the measurement. The table calls a round a seed.
         rounds = zip(run_times[::2], run_times[1::2], strict=True)
         for seed, (predicted, measured) in enumerate(rounds):
@@ -210,7 +210,7 @@ def _loopback(context: Context) -> Drawing:
             tables.append(pd.DataFrame(columns).loc[list(RULES)].reset_index(names="algorithm"))
     rows = pd.concat(tables, ignore_index=True)
     rows["predicted_over_measured"] = rows["predicted_s"] / rows["measured_s"]
-    process_counts = settings(rows, "processes")
+    process_counts = distinct(rows, "processes")
     picture, (ax,) = panels(1, 1, 6.4, 3.7)
     for (rule, rule_rows), marker in zip(rows.groupby("algorithm", sort=False), "osD", strict=True):
         by_count = rule_rows.groupby("processes")
@@ -219,7 +219,7 @@ def _loopback(context: Context) -> Drawing:
         predicted_s = by_count["predicted_s"].median()
         ax.plot(process_counts, predicted_s, color=color, ls=":" if is_atc else "--", label=label)
         look: Any = {"color": color, "marker": marker, "ls": "none", "mfc": "none" if is_atc else color}
-        median_and_range(ax, by_count["measured_s"], label=f"{rule.upper()}, measured", **look)
+        draw_ranges(ax, by_count["measured_s"], label=f"{rule.upper()}, measured", **look)
     ax.set(xscale="log", ylim=(0, None), xlabel="processes", ylabel="time per step (s)")
     ax.locator_params(axis="y", nbins=5)
     ticks_at(ax.xaxis, process_counts)
@@ -235,7 +235,7 @@ ACCURACY = "test_accuracy_percent"
 
 
 def _judge_local(rows: Rows) -> Iterator[Effect]:
-    what, (first, *longer) = "test accuracy (points)", settings(rows, "period")
+    what, (first, *longer) = "test accuracy (points)", distinct(rows, "period")
     where, ends = f"local SGD, with H = {first:g} − with H = {longer[-1]:g}", (first, longer[-1])
     yield paired_effect(where, what, rows, ACCURACY, algorithm="local-sgd", period=ends)
     for h in longer:
@@ -252,7 +252,7 @@ def _local(context: Context) -> Drawing:
 
     rows = context.table(measure)
     groups = rows.groupby(["algorithm", "period"])
-    means, periods = groups[ACCURACY].mean(), settings(rows, "period")
+    means, periods = groups[ACCURACY].mean(), distinct(rows, "period")
     rounds = groups["rounds"].first()["local-sgd"]
     picture, (ax,) = panels(1, 1, 6.8, 3.7)
     for marker, (a, name) in zip("os", NAMED.items(), strict=True):

@@ -15,10 +15,10 @@ import pandas as pd
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.compared import Compared, compare_with_paper, mean_and_spread
 from landscape.paper.context import Context, Ended
-from landscape.paper.figure import Drawing, declared, figure, handle, last, late, median_and_range, test_error
+from landscape.paper.figure import Drawing, draw_ranges, figure, figures_toml, handle, last, late, test_error
 from landscape.paper.figures.landscapes import median_rise
 from landscape.paper.figures.large_batch import classes
-from landscape.paper.verdicts import Effect, Rows, Series, by_seed, effect_of, paired_effect, select, settings
+from landscape.paper.verdicts import Effect, Rows, Series, by_seed, distinct, effect_of, paired_effect, select
 from landscape.plots.picture import caption, formulas, panels, shared_legend, wrapped_panels
 from landscape.plots.style import DARK, OTHER, PALE, color_of, log_axis, shades, ticks_at
 from landscape.plots.training import column_of
@@ -29,7 +29,7 @@ COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd")
 # The relative residual up to which an eigenvalue counts as converged, and what counts as near a limit (our
 # choice).
 RESIDUAL, NEAR = 0.05, (0.67, 1.5)
-LEVEL, ERROR, RISE = "plateau_lr_lambda_max", "test_error_percent", "median_rise_nat"
+PLATEAU, ERROR, RISE = "plateau_lr_lambda_max", "test_error_percent", "median_rise_nat"
 # The history's column with the largest stable ηλ of a run's rule, NaN where nobody has it (in the CSV it is
 # "limit"); and the CSV's column with the largest ηλ_max of a run.
 LIMIT, SHARPNESS = "lr_lambda_limit", "largest_lr_lambda_max"
@@ -69,38 +69,39 @@ def _judge_edge(rows: Rows) -> Iterator[Effect]:
     """Judge each setting's plateau against its limit, their order in AWC order, and ATC against SSGD."""
     what = "plateau of ηλ_max"
     near_one: dict[str, Any] = {"times": True, "claimed": NEAR}
-    for rate in settings(rows, "lr"):
+    for rate in distinct(rows, "lr"):
         for pair in (("SSGD", "full AWC"), ("full AWC", "ring(1) AWC")):
             where = f"α = {rate:g}, {pair[0]} − {pair[1]}"
-            yield paired_effect(where, what, rows, LEVEL, lr=rate, setting=pair)
+            yield paired_effect(where, what, rows, PLATEAU, lr=rate, setting=pair)
         for mixing in MIXINGS:
             where, pair = f"α = {rate:g}, {mixing} ATC / SSGD", (f"{mixing} ATC", "SSGD")
-            yield paired_effect(where, what, rows, LEVEL, lr=rate, setting=pair, **near_one)
-    for rate, name in settings(rows, "lr", "setting"):
-        levels, limits = (by_seed(rows, column, lr=rate, setting=name) for column in (LEVEL, "limit"))
-        yield effect_of(f"α = {rate:g}, {name}", f"{what} / limit", levels, limits, **near_one)
+            yield paired_effect(where, what, rows, PLATEAU, lr=rate, setting=pair, **near_one)
+    for rate, name in distinct(rows, "lr", "setting"):
+        plateaus, limits = (by_seed(rows, column, lr=rate, setting=name) for column in (PLATEAU, "limit"))
+        yield effect_of(f"α = {rate:g}, {name}", f"{what} / limit", plateaus, limits, **near_one)
 
 
 @figure("edge", _judge_edge)
 def _edge(context: Context) -> Drawing:
     """Draw ηλ_max along training: seeds as thin lines, their median as a thick one, the limit dashed.
 
-    Each learning rate has a column of two panels: DPSGD in AWC order and in ATC order. SSGD is in both.
+    Each learning rate has a column of two panels: DPSGD in AWC order and in ATC order. SSGD is in both. α in
+    the titles and η on the axes are the same learning rate.
     """
 
     def measure(run: Ended) -> dict[str, Any]:
-        values = {LEVEL: plateau(run.end), "limit": last(run.end, LIMIT), ERROR: test_error(run.end)}
+        values = {PLATEAU: plateau(run.end), "limit": last(run.end, LIMIT), ERROR: test_error(run.end)}
         return values | {"diverged": run.end.diverged}
 
     rows = context.table(measure)
-    rates = settings(rows, "lr")
+    rates = distinct(rows, "lr")
     picture, axes = panels(2, len(rates), 3.5, 2.8, sharey="row")
     for column, rate in enumerate(rates):
         awc_panel, atc_panel = axes[column], axes[column + len(rates)]
-        for name in settings(rows, "setting"):
+        for name in distinct(rows, "setting"):
             color, is_atc = look_of(name)
-            runs = [run.end for run in context.ended(lr=rate, setting=name)]
-            curves = [pd.Series(run.history["lr_lambda_max"], run.history["step"]) for run in runs]
+            ends = [run.end for run in context.ended(lr=rate, setting=name)]
+            curves = [pd.Series(end.history["lr_lambda_max"], end.history["step"]) for end in ends]
             seed_curves = pd.concat([curve[np.isfinite(curve)] for curve in curves], axis=1).sort_index()
             own_panels = [atc_panel] if is_atc else [awc_panel]
             if name == "SSGD":
@@ -109,7 +110,7 @@ def _edge(context: Context) -> Drawing:
                 ax.plot(seed_curves, color=color, lw=0.4, alpha=0.4)
                 # SSGD's lines are wider: they can be seen behind equal lines of DPSGD in ATC order.
                 ax.plot(seed_curves.median(axis=1), color=color, lw=3.0 if name == "SSGD" else 1.5)
-                ax.axhline(last(runs[0], LIMIT), color=color, lw=1.2, ls="--")
+                ax.axhline(last(ends[0], LIMIT), color=color, lw=1.2, ls="--")
     for ax, (order, rate) in zip(axes, itertools.product(("AWC", "ATC"), rates), strict=True):
         ax.set(title=f"α = {rate:g}, DPSGD in {order} order", xlabel="step")
     for ax in axes[:: len(rates)]:
@@ -119,7 +120,7 @@ def _edge(context: Context) -> Drawing:
     axes[-1].set_ylim(1, 4)
     settings_legend(picture, handle("limit on ηλ", lw=1.2, ls="--"), columns=5, lw=1.8)
     what = "plateau of ηλ_max, α = {lr:g}, {setting} (limit {limit:.2f})"
-    return Drawing({"": picture}, rows, compare_with_paper(rows, what, LEVEL))
+    return Drawing({"": picture}, rows, compare_with_paper(rows, what, PLATEAU))
 
 
 # ---- Flatness and test error
@@ -135,9 +136,9 @@ def _correlation(rows: Rows) -> float:
     return float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
 
 
-def _judge_follows(rows: Rows) -> Iterator[Effect]:
+def _judge_flatness_and_error(rows: Rows) -> Iterator[Effect]:
     """Judge SSGD against DPSGD ring(2) in AWC order by rate, and the correlation over all settings."""
-    for rate in settings(rows, "lr"):
+    for rate in distinct(rows, "lr"):
         where = f"α = {rate:g}, SSGD {{}} ring(2) AWC"
         pair: dict[str, Any] = {"lr": rate, "setting": ("SSGD", "ring(2) AWC")}
         yield paired_effect(where.format("−"), "test error (points)", rows, ERROR, **pair)
@@ -148,21 +149,21 @@ def _judge_follows(rows: Rows) -> Iterator[Effect]:
     yield Effect("over all settings, by seed", what, correlations)
 
 
-@figure("edge-follows", _judge_follows)
-def _follows(context: Context) -> Drawing:
+@figure("edge-follows", _judge_flatness_and_error)
+def _flatness_and_error(context: Context) -> Drawing:
     """Draw the test error, and the median rise of the loss around w_a, against λ_max: a point for each run.
 
-    λ_max is the median over the second half of the steps. The rise and the test error have a row of panels
-    each, and each learning rate has a column.
+    λ_max is the median over the second half of the steps: :func:`plateau` divided by the learning rate. The
+    rise and the test error have a row of panels each, and each learning rate has a column.
     """
 
     def measure(run: Ended) -> dict[str, Any]:
         lambda_max = plateau(run.end) / run.values["lr"]
-        rise = median_rise(context.contour(run.last))
+        rise = median_rise(context.contour(run.last))  # run.last has the weights, run.end the history
         return {"lambda_max_nat": lambda_max, ERROR: test_error(run.end), RISE: rise}
 
     rows = context.table(measure)
-    rates = settings(rows, "lr")
+    rates = distinct(rows, "lr")
     quantities = {RISE: "median rise of the loss (nat)", ERROR: "test error (%)"}
     picture, axes = panels(2, len(rates), 3.4, 2.7)
     for ax, (quantity, rate) in zip(axes, itertools.product(quantities, rates), strict=True):
@@ -197,27 +198,27 @@ def _judge_lazy(rows: Rows) -> Iterator[Effect]:
     """Judge the powers of 1 + ω_min and of the gap that fit the sharpness, and the families."""
     omega_powers, gap_powers = [], []
     for _, seed_rows in rows.groupby("seed", sort=False):
-        if len(seed_rows) > 3 and (seed_rows[LEVEL] > 0).all():
+        if len(seed_rows) > 3 and (seed_rows[PLATEAU] > 0).all():
             ones, omega = np.ones(len(seed_rows)), np.log(1 + seed_rows["omega_min"])
             columns = np.stack([ones, omega, np.log(seed_rows["gap"])], axis=1)
-            fit = np.linalg.lstsq(columns, np.log(seed_rows[LEVEL].to_numpy()), rcond=None)[0]
+            fit = np.linalg.lstsq(columns, np.log(seed_rows[PLATEAU].to_numpy()), rcond=None)[0]
             omega_powers.append(float(fit[1]))
             gap_powers.append(float(fit[2]))
     where, what = "six mixing matrices", "sharpness as a product of powers: exponent of"
     yield Effect(where, f"{what} 1 + ω_min", tuple(omega_powers), (0.5, 1.5))
     yield Effect(where, f"{what} the spectral gap", tuple(gap_powers), (-0.25, 0.25))
     for family, claimed in CLAIMED.items():
-        first, *other_settings = settings(select(rows, panel=family), "setting")
+        first, *other_settings = distinct(select(rows, panel=family), "setting")
         for name in other_settings:
             where, pair = f"{family}: {name} / {first}", (name, first)
             options: dict[str, Any] = {"times": True, "claimed": claimed, "setting": pair}
-            yield paired_effect(where, "plateau of ηλ_max", rows, LEVEL, panel=family, **options)
+            yield paired_effect(where, "plateau of ηλ_max", rows, PLATEAU, panel=family, **options)
 
 
 @figure("edge-lazy", _judge_lazy)
 def _lazy(context: Context) -> Drawing:
     """Draw the plateau against 1 + ω_min and against the spectral gap of lazy mixings."""
-    rows = context.table(lambda run: {LEVEL: plateau(run.end)})
+    rows = context.table(lambda run: {PLATEAU: plateau(run.end)})
     mixings = [Mixing(name, LEARNERS, 0) for name in rows["setting"]]
     rows["gap"], rows["omega_min"] = [m.gap for m in mixings], [m.omega_min for m in mixings]
     picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
@@ -225,13 +226,13 @@ def _lazy(context: Context) -> Drawing:
     for (family, table), (marker, color) in zip(rows.groupby("panel", sort=False), looks, strict=True):
         for ax, x in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
             label = f"mixing matrices with {family}"
-            ax.plot(x, table[LEVEL], marker, color=color, mfc="none", ms=6, label=label)
+            ax.plot(x, table[PLATEAU], marker, color=color, mfc="none", ms=6, label=label)
     axes[0].plot([0.5, 1.7], [0.5, 1.7], color=OTHER, lw=0.9, ls=":", label="the limit 1 + ω_min")
     axes[0].set(xlabel=formulas("1 + ω_min of the mixing matrix"), ylabel=r"plateau of $\eta\lambda_{max}$")
     axes[1].set_xlabel("spectral gap of the mixing matrix")
     shared_legend(picture, axes[:1], ncols=3)
     what = "plateau of ηλ_max, gap {gap:.3g}, ω_min {omega_min:+.3g} ({setting})"
-    return Drawing({"": picture}, rows, compare_with_paper(rows, what, LEVEL))
+    return Drawing({"": picture}, rows, compare_with_paper(rows, what, PLATEAU))
 
 
 # ---- Each optimizer at the edge of its own geometry
@@ -274,7 +275,7 @@ def _judge_geometries(rows: Rows) -> Iterator[Effect]:
 def _geometries(context: Context) -> Drawing:
     """Draw a panel for each optimizer: seeds as thin lines, their median as a thick one, by rule."""
     rows = context.table(_of_limit)
-    optimizers, rules = settings(rows, "optimizer"), settings(rows, "rule")
+    optimizers, rules = distinct(rows, "optimizer"), distinct(rows, "rule")
     picture, axes = panels(2, len(optimizers) // 2, 2.6, 2.4, sharex=True, sharey=True)
     for ax, optimizer in zip(axes, optimizers, strict=True):
         ax.axhspan(*SETTLED, color=PALE, alpha=0.5, lw=0, zorder=0)
@@ -298,7 +299,7 @@ def _geometries(context: Context) -> Drawing:
 
 # Windows of the noise scale that are drawn as one (our choice: one alone does not resolve DPSGD's ‖g‖²).
 WINDOWS = 3
-LAYOUT = declared()["instruments_layout"]
+LAYOUT = figures_toml()["instruments_layout"]
 # The columns of the CSV after the step.
 COLUMNS: list[str] = LAYOUT["columns"]
 _RUN = "batch", "setting", "seed"
@@ -328,7 +329,7 @@ def _judge(rows: Rows) -> Iterator[Effect]:
     second_half = late(rows, *_RUN)
     what = "how much nearer batch sharpness is to the limit than λ_max (logarithm of the ratio)"
     columns, batch = ["lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit"], rows["batch"].min()
-    for name in settings(rows, "setting"):
+    for name in distinct(rows, "setting"):
         medians = select(second_half, batch=batch, setting=name).groupby("seed")[columns].median()
         with np.errstate(invalid="ignore"):  # a negative sharpness has no logarithm: not tested
             distance = np.abs(np.log(medians.div(medians["lr_lambda_limit"], axis=0)))
@@ -356,11 +357,11 @@ def _picture(rows: Rows, limits: Any, subject: str) -> Any:
     Each quantity has a row of panels, each batch a column, each setting a line. ``limits`` are the largest
     stable ηλ by (batch, setting).
     """
-    batches, quantities = settings(rows, "batch"), LAYOUT[subject]
+    batches, quantities = distinct(rows, "batch"), LAYOUT[subject]
     picture, axes = panels(len(quantities), len(batches), 3.5, 2.3, sharey="row")
     cells = itertools.product(quantities, batches)
     for ax, ((column, label, scale), batch) in zip(axes, cells, strict=True):
-        for name in settings(rows, "setting"):
+        for name in distinct(rows, "setting"):
             color, is_atc = look_of(name)
             curve = _curve(select(rows, batch=batch, setting=name), column)
             # SSGD's lines are wider: they can be seen behind equal lines of DPSGD in ATC order.
@@ -436,7 +437,7 @@ def largest_log2_rates(rows: Rows) -> dict[str, Series]:
 
     groups = rows.sort_values("lr").groupby(["algorithm", "seed"])[["lr", ERROR]]
     rates = groups.apply(largest)
-    return {name: rates[name] for name in settings(rows, "algorithm")}
+    return {algorithm: rates[algorithm] for algorithm in distinct(rows, "algorithm")}
 
 
 def _judge_rates(rows: Rows) -> Iterator[Effect]:
@@ -481,11 +482,12 @@ def _rates(context: Context) -> Drawing:
     compared: list[Compared] = []
     for task_rows in rows_of_tasks:
         what = f"largest rate at which every seed converges, {task_rows['task'].iloc[0]}"
-        for name, log2_rates in largest_log2_rates(task_rows).items():
-            # A seed that converges at no rate has a value below log2 of the smallest rate.
-            lowest = log2_rates.min()
-            text = f"{2.0**lowest:.4g}" if lowest >= np.log2(task_rows["lr"].min()) else "none"
-            compared.append(Compared(f"{what}, {name}", text))
+        for algorithm, log2_rates in largest_log2_rates(task_rows).items():
+            # Every seed converges up to the smallest of the seeds' largest rates. A seed that converges at no
+            # rate has a number below log2 of all rates (largest_log2_rates).
+            smallest = log2_rates.min()
+            text = f"{2.0**smallest:.4g}" if smallest >= np.log2(task_rows["lr"].min()) else "none"
+            compared.append(Compared(f"{what}, {algorithm}", text))
     shared_legend(picture, axes, ncols=4)
     caption(picture, _POINTS)
     remark = "A run converges where its test error is below the dotted line, halfway from the best to chance."
@@ -497,7 +499,7 @@ def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
     for (name, color), marker, offset in zip(LOOKS.items(), "osD", (0.93, 1.0, 1.07), strict=True):
         rule_rows = select(rows, algorithm=name)
         by_rate = rule_rows.groupby("lr")[quantity]
-        median_and_range(ax, by_rate, offset, marker=marker, color=color, label=name)
+        draw_ranges(ax, by_rate, offset, marker=marker, color=color, label=name)
         limits = rule_rows["limit"].dropna()
         if quantity == SHARPNESS and len(limits):
             # SSGD's line is wider: it can be seen behind an equal line of DPSGD in ATC order.
@@ -505,7 +507,7 @@ def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
     if quantity == ERROR:
         ax.axhline(_bound(rows), color=OTHER, lw=0.9, ls=":", label="halfway from the best to chance")
     ax.set_xscale("log")
-    ticks_at(ax.xaxis, sorted(settings(rows, "lr")))
+    ticks_at(ax.xaxis, sorted(distinct(rows, "lr")))
     log_axis(ax.yaxis)
     labels = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$ of a run"}
     title = f"{rows['task'].iloc[0]}: {'test error' if quantity == ERROR else 'sharpness'}"
@@ -552,9 +554,9 @@ def _lamb(context: Context) -> Drawing:
         color, label = look_of(name)[0], f"{named(name.replace(' AWC', ''))}, {kind}"
         look: Any = {"color": color, "marker": marker, "mfc": "none" if kind == "SGD" else color}
         by_rate = select(rows, optimizer=kind, setting=name).groupby("lr")[ERROR]
-        median_and_range(ax, by_rate, offset, label=label, **look)
+        draw_ranges(ax, by_rate, offset, label=label, **look)
     ax.set(xlabel="learning rate", ylabel="test error of $w_a$ (%)", xscale="log")
-    ticks_at(ax.xaxis, sorted(settings(rows, "lr")))
+    ticks_at(ax.xaxis, sorted(distinct(rows, "lr")))
     log_axis(ax.yaxis)
     picture.legend(loc="outside lower center", ncols=2)
     text = Effect("", "", tuple(_advantage(rows, "SGD"))).entry()["text"]

@@ -20,7 +20,7 @@ from landscape.paper.compared import Compared, compare_with_paper, mean_and_spre
 from landscape.paper.context import Context, Ended, Point
 from landscape.paper.figure import Drawing, figure, last, test_error
 from landscape.paper.figures.large_batch import score
-from landscape.paper.verdicts import Effect, Rows, by_seed, effect_of, paired_effect, select, settings
+from landscape.paper.verdicts import Effect, Rows, by_seed, distinct, effect_of, paired_effect, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import OTHER, decimal_labels
 from landscape.results.surfaces import Surface
@@ -53,8 +53,7 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
 
     Args:
         name: the figure's name in numbers/figures.csv, which has the paper's test errors.
-        text: a function that takes the test errors of all seeds, and returns the text that stands beside
-            the paper's number in the table of numbers.
+        text: :func:`.summary` or :func:`.mean_and_spread`: a function that formats the seeds' test errors.
         log: whether the contours' levels are logarithmic; None as in :func:`landscape.draw`.
     """
     surfaces_of_seed_0 = list[Surface]()
@@ -85,8 +84,8 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
         compared.append(Compared(what, f"{lowest:.3g} to {highest:.3g}"))
     curves: Any = plots.draw([run.end for run in context.ended()])
     contours = plots.draw(surfaces_of_seed_0, log=log)
-    # Before the seeds, the caption of the curves names the data and the learners. The title of the figure,
-    # which is put in front of the caption, names them already.
+    # The caption of the curves begins with the data and the learners. They are in the figure's title. Only the
+    # rest of the caption is kept, from the seeds on.
     _, _, from_seeds = curves.get_caption().partition(", seed")
     caption(curves, f"Seed{from_seeds}")
     rises = ", ".join(f"{s.label.removesuffix(', seed 0')} {median_rise(s):.2g}" for s in surfaces_of_seed_0)
@@ -142,7 +141,7 @@ _MEASURES: dict[str, dict[str, Any]] = {
 def _judge_flatness(rows: Rows) -> list[Effect]:
     """Judge the two rises by directions and point, those at the end first."""
     what, pair = "rise of the loss around w_a, SSGD / DPSGD", ("SSGD", "DPSGD")
-    every = sorted(settings(rows, "directions", "point"), key=lambda setting: setting[1] != "end")
+    every = sorted(distinct(rows, "directions", "point"), key=lambda setting: setting[1] != "end")
     return [
         paired_effect(f"{how}, {at}", what, rows, RISE, directions=how, point=at, algorithm=pair, times=True)
         for how, at in every
@@ -154,17 +153,17 @@ def _flatness(context: Context) -> Drawing:
     """Draw how much more the loss rises around SSGD's weights than around DPSGD's, as a ratio.
 
     The rise is measured in four ways: in two kinds of random directions, around two sets of weights. The
-    directions are as drawn or filter-normalized. The weights are those at the end of the run or, at equal
-    loss, those of the checkpoint whose training loss is nearest to the higher of the two losses with which
-    SSGD and DPSGD end.
+    directions are as drawn or filter-normalized. The first set of weights is the end of the run. The second
+    set, "equal loss", is the checkpoint of the run whose training loss is nearest to a target. The target is
+    the higher of the final losses of SSGD and DPSGD with the run's seed.
     """
-    final_loss = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
+    final_loss = {(run.values["_rule"], run.end.seed): last(run.end, "train_loss") for run in context.ended()}
 
     def measure(run: Ended) -> Iterator[dict[str, Any]]:
-        higher_loss = max(final_loss[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
+        target_loss = max(final_loss[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
 
         def distance(point: Point) -> float:
-            return abs(float(np.log(last(point, "train_loss") / higher_loss)))
+            return abs(float(np.log(last(point, "train_loss") / target_loss)))
 
         points = {"end": run.last, "equal loss": min(run.points, key=distance)}
         for when, point in points.items():
@@ -254,7 +253,7 @@ def _learners_surface(context: Context, point: Point) -> Surface:
 # Test accuracy in % up to which a network counts as not trained (our choice); of ten classes chance is 10.
 # The share of a grid's points that must have converged for a run to count (our choice).
 CHANCE, _CONVERGED = 15.0, 0.5
-_PLACE = ["model", "algorithm", "seed"]
+_RUN_COLUMNS = ["model", "algorithm", "seed"]
 
 
 def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]:
@@ -264,12 +263,12 @@ def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]
     """
     trained = rows[rows["test_accuracy_percent"].astype(float) >= CHANCE]
     good = trained[trained[count].astype(str) == "True"] if count else trained
-    groups, every = good.groupby(_PLACE, sort=False)[value], trained.groupby(_PLACE, sort=False)
+    groups, every = good.groupby(_RUN_COLUMNS, sort=False)[value], trained.groupby(_RUN_COLUMNS, sort=False)
     table = groups.agg(median=lambda v: float(np.median(v.astype(float))), points="size")
     table = table[table["points"] >= _CONVERGED * every.size().reindex(table.index)].reset_index()
     return [
         paired_effect(f"{m}, SSGD / {a}", what, table, "median", model=m, algorithm=("SSGD", a), times=True)
-        for m, a in settings(rows, "model", "algorithm")
+        for m, a in distinct(rows, "model", "algorithm")
         if a != "SSGD"
     ]
 
@@ -280,14 +279,15 @@ def _grids(
 ) -> Drawing:  # fmt: skip
     """Draw the grids of the runs of seed 0, and make a table of all points of the grids of all runs.
 
-    Beside the paper's numbers stand those of the runs: medians of the column ``value`` over a run's points.
+    The drawing also has a text for each network and algorithm. For each run, the median of the column
+    ``value`` over its points is taken. The text is the :func:`.summary` of these medians.
 
     Args:
         make: a function that takes a run and a label, and returns the grid of the run.
         columns: a function that takes a grid, and returns the columns of its points by name, each an array
             (ny, nx).
         value: the name of one of these columns.
-        what: the words for :func:`.compare_with_paper`.
+        what: the words beside this text, as for :func:`.compare_with_paper`.
         valid: the name of the column that says which points count (bool). Default: all points count.
     """
     grids_of_seed_0 = list[Any]()
@@ -305,12 +305,13 @@ def _grids(
     rows.insert(0, "model", rows.pop("model"))  # the first column
     # A median leaves out NaN, which stands for the points that do not count.
     counted_rows = rows.assign(**{value: rows[value].where(rows[valid])}) if valid else rows
-    medians = counted_rows.groupby(_PLACE, sort=False)[value].median().reset_index()
+    medians = counted_rows.groupby(_RUN_COLUMNS, sort=False)[value].median().reset_index()
     picture = plots.draw(grids_of_seed_0)
     texts = [f"{median:.2g}" for median in select(medians, seed=0)[value]]
     _add_to_caption(picture, f"Seed 0; medians over the points: {', '.join(texts)}.")
     remarks = []
-    untrained = settings(rows[rows["test_accuracy_percent"] < CHANCE], "model", "algorithm")
+    # The effects (``_effects``) leave out runs at chance. The medians above have these runs.
+    untrained = distinct(rows[rows["test_accuracy_percent"] < CHANCE], "model", "algorithm")
     if untrained:
         names = ", ".join(f"{model} with {algorithm}" for model, algorithm in untrained)
         remarks.append(f"At chance stayed runs of {names}, which do not count.")

@@ -19,8 +19,8 @@ from landscape import models
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.compared import Compared, compare_with_paper, mean_and_spread, printed
 from landscape.paper.context import Context, Ended
-from landscape.paper.figure import Drawing, declared, figure, handle, last, test_error
-from landscape.paper.verdicts import Effect, Rows, Series, by_seed, effect_of, paired_effect, select, settings
+from landscape.paper.figure import Drawing, figure, figures_toml, handle, last, test_error
+from landscape.paper.verdicts import Effect, Rows, Series, by_seed, distinct, effect_of, paired_effect, select
 from landscape.plots.picture import panels, shared_legend, wrapped_panels
 from landscape.plots.style import color_of
 from landscape.problem.layout import Layout
@@ -36,12 +36,14 @@ GAIN = {"test_accuracy": "test accuracy (points)", "test_loss": "held-out loss (
 _LOST = {"test_accuracy": 10.0, "test_loss": float(np.log(100))}
 
 
-def used(label: str, batch: int) -> str:
-    """Return ``label`` with the batch of the run where that is not the paper's.
+def label_with_batch(label: str, batch: int) -> str:
+    """Replace the paper's batch in ``label`` by ours, with the paper's in brackets, if they differ.
 
     Example:
-        >>> used("SSGD, batch 8192", 512), used("SSGD, batch 512", 512), used("SSGD, lr 0.8", 512)
-        ('SSGD, batch 512 (paper 8192)', 'SSGD, batch 512', 'SSGD, lr 0.8')
+        >>> label_with_batch("SSGD, batch 8192", 512), label_with_batch("SSGD, batch 512", 512)
+        ('SSGD, batch 512 (paper 8192)', 'SSGD, batch 512')
+        >>> label_with_batch("SSGD, lr 0.8", 512)
+        'SSGD, lr 0.8'
     """
     return re.sub(
         r"batch (\d+)", lambda m: m[0] if int(m[1]) == batch else f"batch {batch} (paper {m[1]})", label
@@ -140,7 +142,7 @@ def _fig1(context: Context) -> Drawing:
 def _batch(context: Context, **values: Any) -> str:
     """Return the batch of the runs with these values, and the paper's where it is another one."""
     cell = next(c for c in context.cells if values.items() <= c.values.items())
-    return used(f"batch {cell.values['_printed']}", cell.recipe.batch)
+    return label_with_batch(f"batch {cell.values['_printed']}", cell.recipe.batch)
 
 
 # ---- Figures 6 and 7
@@ -209,7 +211,7 @@ def _table1(context: Context) -> Drawing:
     rows = printed("table1_models").rename(
         columns={"task": "setting", "model": "network", "size_mib": "paper"}
     )
-    networks = declared()["axes"]["networks"]["paper"]
+    networks = figures_toml()["axes"]["networks"]["paper"]
     keys = dict(zip(networks["network"], networks["_model"], strict=True))
     rows["parameters"] = [Layout.of(models.build(keys.get(name, "lstm"))).size for name in rows["network"]]
     rows["ours"], rows["paper"] = 4 * rows["parameters"] / MIB, rows["paper"].astype(float)
@@ -223,7 +225,7 @@ def _table1(context: Context) -> Drawing:
 def judge_batches(rows: Rows) -> Iterator[Effect]:
     """Judge batch 1024 against each larger one, at the same rate."""
     rows, what = rows[rows["seed"].notna()], "test accuracy (points)"
-    for network, batch in itertools.product(settings(rows, "network"), (2048, 4096, 8192)):
+    for network, batch in itertools.product(distinct(rows, "network"), (2048, 4096, 8192)):
         where, pair = f"{network}, batch 1024 − batch {batch}", ("batch 1024", f"batch {batch}")
         yield paired_effect(where, what, rows, "ours", network=network, at=pair)
 
@@ -231,8 +233,8 @@ def judge_batches(rows: Rows) -> Iterator[Effect]:
 def judge_pairs(rows: Rows, quantity: str, small: str = "") -> Iterator[Effect]:
     """Judge whether DPSGD is better than SSGD or, at settings that begin with ``small``, as good."""
     rows = rows[rows["seed"].notna()]
-    forms = [a for a in settings(rows, "algorithm") if a.startswith("DPSGD")]
-    for (network, at), form in itertools.product(settings(rows, "network", "at"), forms):
+    forms = [a for a in distinct(rows, "algorithm") if a.startswith("DPSGD")]
+    for (network, at), form in itertools.product(distinct(rows, "network", "at"), forms):
         dpsgd, ssgd = (by_seed(rows, "ours", algorithm=a, network=network, at=at) for a in (form, "SSGD"))
         if len(dpsgd) and len(ssgd):
             margin = -MARGIN[quantity] if small and at.startswith(small) else 0.0
@@ -242,11 +244,11 @@ def judge_pairs(rows: Rows, quantity: str, small: str = "") -> Iterator[Effect]:
 def _add_table(
     name: str, file: str, column: str, where: dict[str, str], quantity: str = "test_accuracy", small: str = ""
 ) -> None:
-    """Register a figure that compares our numbers with a table of the paper, and has no picture.
+    """Register a table of the paper as a figure, which has our numbers beside the paper's, and no picture.
 
-    The arguments come from the table printed.NAME of figures.toml. ``column`` and ``where`` are formatted
-    with the values of a run and with its rule in capitals as RULE: "bs{_batch}" becomes "bs1024", and
-    "{RULE}" becomes "DPSGD".
+    The arguments come from the table printed.NAME of figures.toml. ``column`` and the values of ``where`` are
+    templates, which are filled with the values of a run's cell: "bs{_batch}" becomes "bs1024". RULE stands
+    for the cell's ``_rule`` in capitals: "{RULE}" becomes "DPSGD".
 
     Args:
         name: the name of the figure.
@@ -254,8 +256,8 @@ def _add_table(
         column: the column with the paper's number for a run.
         where: column -> value, for the row with the paper's number for a run.
         quantity: what the numbers are, "test_accuracy" or "test_loss".
-        small: the first words of the settings with small batches, at which the paper only claims that DPSGD
-            is as good as SSGD.
+        small: settings whose column ``at`` begins with this text have small batches. For them the paper only
+            claims that DPSGD is as good as SSGD. "": no settings.
     """
 
     def draw(context: Context) -> Drawing:
@@ -273,7 +275,7 @@ def _add_table(
                 "batch": recipe.batch,
                 "diverged": end.diverged,
                 "paper": float(row[column.format(**values)].iloc[0]),
-                "what": used(label, recipe.batch),
+                "what": label_with_batch(label, recipe.batch),
             }
 
         rows = context.table(measure)
@@ -285,5 +287,5 @@ def _add_table(
     figure(name, judge_batches if name == "table2" else judge_in_pairs)(draw)
 
 
-for _name, _keys in declared()["printed"].items():
+for _name, _keys in figures_toml()["printed"].items():
     _add_table(_name, **_keys)

@@ -19,8 +19,8 @@ from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate, mean_and_error
 from landscape.paper.compared import Compared, summary
 from landscape.paper.context import Context, Ended, Point
-from landscape.paper.figure import Drawing, declared, figure, handle, late
-from landscape.paper.verdicts import CONFIDENCE, Effect, Rows, effect_of, paired_effect, select, settings
+from landscape.paper.figure import Drawing, figure, figures_toml, handle, late
+from landscape.paper.verdicts import CONFIDENCE, Effect, Rows, distinct, effect_of, paired_effect, select
 from landscape.plots.picture import caption, panels, points, shared_legend, wrapped_panels
 from landscape.plots.style import CYCLE, OTHER, color_of, log_axis
 from landscape.plots.training import column_of
@@ -74,7 +74,7 @@ def _eq4(context: Context) -> Drawing:
         def make() -> list[Noise]:
             return [noise_at(point) for point in run.points]
 
-        # The name of the stored file is a hash, also of the version of noise; "along" keeps the old name.
+        # "along" has no meaning. It is kept because the name of the stored file is a hash of these settings.
         results = context.cached(Noise, run.points, {"draws": draws, "along": True}, make, (noise,))
         for name, result in itertools.product(_FORMS, results):
             value, error = result.means()[name]
@@ -92,7 +92,8 @@ def _eq4(context: Context) -> Drawing:
     axes[0].set_ylabel("Δ(2) (squared weights)")
     shared_legend(picture, axes[:1], ncols=4)
     ratios = _ratios_to_definition(rows)
-    names = list(_FORMS)[1:]  # without the definition: in the paper, the others equal it
+    # Each number but the first, "direct", is compared as a ratio to "direct". In the paper the ratios are 1.
+    names = list(_FORMS)[1:]
     compared = [Compared(f"{_FORMS[n]}, of the definition", summary(ratios[n], ".2g"), "1") for n in names]
     return Drawing({"": picture}, rows, compared)
 
@@ -129,35 +130,36 @@ def _split(context: Context) -> Drawing:
     tables, compared = [], list[Compared]()
     picture, axes = panels(1, 2, 5.0, 3.7, sharey=True)
     for ax, part in zip(axes, "ab", strict=True):
-        runs = [run.end for run in context.ended(_part=part)]
-        full_runs = [run for run in runs if run.step == max(each.step for each in runs)]
-        is_decomposed = np.isfinite(full_runs[0].history["delta"])
-        steps = full_runs[0].history["step"][is_decomposed].astype(int)
+        all_ends = [run.end for run in context.ended(_part=part)]
+        ends = [end for end in all_ends if end.step == max(each.step for each in all_ends)]
+        is_decomposed = np.isfinite(ends[0].history["delta"])
+        steps = ends[0].history["step"][is_decomposed].astype(int)
         shares: dict[str, Array] = {}  # term -> its shares, (runs, steps)
         for term, label in _TERMS.items():
             shares[term] = share = np.array([
-                run.history[term][is_decomposed] / run.history["delta"][is_decomposed] for run in full_runs
+                end.history[term][is_decomposed] / end.history["delta"][is_decomposed] for end in ends
             ])  # fmt: skip
-            centers, (low, median, high) = running_quartiles(np.tile(steps, len(full_runs)), share.ravel())
+            centers, (low, median, high) = running_quartiles(np.tile(steps, len(ends)), share.ravel())
             ax.fill_between(centers, low, high, alpha=0.25, lw=0)
             ax.plot(centers, median, label=label)
             place = {"figure": f"2({part})", "seed": "median", "step": steps, "term": term}
             tables.append(pd.DataFrame({**place, "share_of_delta": np.median(np.abs(share), 0)}))
         cross = shares["delta_cross"]
-        place = {"figure": f"2({part})", "seed": [run.seed for run in full_runs], "step": "mean"}
+        place = {"figure": f"2({part})", "seed": [end.seed for end in ends], "step": "mean"}
         tables.append(pd.DataFrame({**place, "term": "delta_cross", "share_of_delta": cross.mean(1)}))
         mean, error = mean_and_error(cross.mean(1))
         size_text = f"{100 * float(np.median(np.abs(cross))):.1f}%"
-        error_text = f" ± {100 * error:.1f}%" if np.isfinite(error) else "%"
+        error_text = f" ± {100 * error:.1f}" if np.isfinite(error) else ""
         what = f"cross term of Δ_DP, Figure 2({part}): median size; mean ± standard error"
-        compared.append(Compared(what, f"{size_text}; {100 * mean:+.1f}{error_text}", "0"))
+        compared.append(Compared(what, f"{size_text}; {100 * mean:+.1f}{error_text}%", paper="0"))
         ax.axhline(0, color=OTHER, lw=0.9, zorder=0)
-        ax.set(title=f"Figure 2({part}), α = {full_runs[0].lr:g}", xlabel="step")
+        ax.set(title=f"Figure 2({part}), α = {ends[0].lr:g}", xlabel="step")
     axes[0].set_ylabel(r"share of DPSGD's noise $\Delta_{DP}$")
     shared_legend(picture, axes[:1], ncols=3)
     rows = pd.concat([table.astype(object) for table in tables], ignore_index=True)
-    counts = select(rows, step="mean").groupby("figure").size().unique()  # of seeds
-    caption(picture, f"Medians and quartiles over 5% of the steps and {' or '.join(map(str, counts))} seeds.")
+    # A row with the step "mean" stands for a run, and so for a seed.
+    seeds = select(rows, step="mean").groupby("figure").size().unique()
+    caption(picture, f"Medians and quartiles over 5% of the steps and {' or '.join(map(str, seeds))} seeds.")
     return Drawing({"": picture}, rows, compared)
 
 
@@ -219,7 +221,7 @@ def _smoothing(context: Context) -> Drawing:
             for r in results
         ]
 
-    rows = context.table(measure).drop(columns="seed")
+    rows = context.table(measure).drop(columns="seed")  # the column "checkpoint" names the seed
     compared = []
     for r in rows.itertuples():
         ours = f"{r.lambda_smoothed / r.lambda_max:.3f} ± {r.standard_error / abs(r.lambda_max):.3f}"
@@ -227,15 +229,15 @@ def _smoothing(context: Context) -> Drawing:
     return Drawing({"": plots.draw(results_of_seed_0)}, rows, compared)
 
 
-LAYOUT: dict[str, Any] = declared()["rules_layout"]
-# The bytes at which rules are compared are those of SSGD in this share of its steps (our choice).
-SHARE = 8
+LAYOUT: dict[str, Any] = figures_toml()["rules_layout"]
+# Rules are compared when they have sent the bytes that SSGD sends in this share of its steps (our choice).
+SHARE = 1 / 8
 SAMPLES, BYTES = "equal samples", "equal bytes"
 IID, SKEWED = "iid", "Dirichlet 0.1"
 ERROR, COSINE = "test_error_percent", "path_cosine"
-PLACE = ["network", "split", "rule"]
-# Rules with the same of these are one: the GPT's DiLoCo has AdamW.
-EQUAL = ["network", "split", "seed", "at", "kilobytes_a_step", "consensus", "path_cosine", "train_loss"]
+GROUP_COLUMNS = ["network", "split", "rule"]
+# Two rules that agree in these columns made the same run: the GPT's DiLoCo is DiLoCo with AdamW.
+SAME_RUNS = ["network", "split", "seed", "at", "kilobytes_a_step", "consensus", "path_cosine", "train_loss"]
 # Rules that differ in the schedule of the rate or the optimizer only, and are compared with one another.
 ADAPTIVE, PLAIN = "DSGD-AC, cosine rate", "DPSGD AWC, cosine rate"
 MULOCO, DILOCO = "MuLoCo", "DiLoCo, AdamW"
@@ -283,13 +285,14 @@ def _measured(run: Ended, until: int) -> dict[str, Any]:
     def last_value(name: str) -> float:
         return statistic(name, is_within, lambda values: values[-1])
 
-    exchange_steps = np.append(np.flatnonzero(sent) + 1, until)  # counted from 1; with the end
+    # A gap ends at a step with an exchange, or at the last step. Steps are counted from 1.
+    gap_ends = np.append(np.flatnonzero(sent) + 1, until)
     return {
         "step": until,
         "megabytes": sent.sum() / 1e6,
         "kilobytes_a_step": sent.mean() / 1e3,
         "kilobytes_burst": sent.max() / 1e3,
-        "steps_apart": int(np.diff(exchange_steps, prepend=0).max()),  # longest gap between two exchanges
+        "steps_apart": int(np.diff(gap_ends, prepend=0).max()),  # the longest gap
         **{name: statistic(name, is_late, np.median) for name in LAYOUT["medians"]},
         **{name: statistic(name, is_late, np.mean) for name in LAYOUT["means"]},
         "train_loss": last_value("train_loss"),
@@ -300,14 +303,14 @@ def _measured(run: Ended, until: int) -> dict[str, Any]:
 
 def _judge_rules(rows: Rows) -> Iterator[Effect]:
     """Judge local SGD against SSGD at equal bytes, MuLoCo against DiLoCo, and what skewed data cost D²."""
-    for network, split in settings(rows, "network", "split"):
+    for network, split in distinct(rows, "network", "split"):
         place: dict[str, Any] = {"network": network, "split": split}
         where = f"{network}, {split}"
         what = "test error at equal bytes, SSGD − local SGD (points)"
         yield paired_effect(where, what, rows, ERROR, at=BYTES, rule=("SSGD", "local SGD"), **place)
         what = f"cosine of the displacement of w_a with −g, {MULOCO} − {DILOCO}"
         yield paired_effect(where, what, rows, COSINE, at=SAMPLES, rule=(MULOCO, DILOCO), **place)
-    for network in settings(rows, "network"):
+    for network in distinct(rows, "network"):
         by = select(rows, network=network, at=SAMPLES).pivot_table(ERROR, "seed", ["rule", "split"])
         worse = {rule: by[rule, SKEWED] - by[rule, IID] for rule in ("DPSGD AWC", "D²")}
         what = f"what {SKEWED} adds to the test error, DPSGD AWC − D² (points)"
@@ -319,15 +322,14 @@ def _rules(context: Context) -> Drawing:
     """Draw two pictures for each network, with a panel for each measured quantity and a row for each rule.
 
     The first picture has the rules that exchange in each step. The second has SSGD, and the rules whose
-    learners are apart for several steps. The caller replaces the title of the first network's first picture
-    by the finding. So this picture also has local SGD, DiLoCo and MuLoCo, on which the finding rests.
+    learners are apart for several steps. The first network's first picture also has local SGD, DiLoCo and
+    MuLoCo: its title becomes the figure's finding, which rests on them.
     """
     tables, compared, pictures = [], list[Compared](), dict[str, Any]()
     colors = {run.values["rule"]: color_of(run.end.algorithm) for run in context.ended()}
     for network in dict.fromkeys(cell.values["network"] for cell in context.cells):
         ssgd = context.ended(network=network, rule="SSGD")[0]
-        # The bytes that SSGD sends in 1/SHARE of its steps.
-        byte_budget = _sent(ssgd).mean() * ssgd.last.recipe.steps / SHARE
+        byte_budget = _sent(ssgd).mean() * ssgd.last.recipe.steps * SHARE
 
         def measure(run: Ended, byte_budget: float = byte_budget) -> list[dict[str, Any]]:
             # Rounding of the sum must not cost a run its last step, hence 1e-9.
@@ -337,11 +339,11 @@ def _rules(context: Context) -> Drawing:
 
         table = context.table(measure, network=network)
         tables.append(table)
-        rows = table.drop_duplicates(EQUAL)  # equal rules are drawn once
+        rows = table.drop_duplicates(SAME_RUNS)  # the same run is drawn once, under its first rule
         is_first_network = not pictures
         network_suffix = "" if is_first_network else f"-{network.split(',')[0].lower()}"
         # Whether the row's rule has learners that are apart for several steps.
-        is_apart = rows["rule"].isin(settings(rows[rows["steps_apart"] > 1], "rule"))
+        is_apart = rows["rule"].isin(distinct(rows[rows["steps_apart"] > 1], "rule"))
         is_in_first = ~is_apart
         if is_first_network:
             is_in_first |= rows["rule"].isin(["local SGD", DILOCO, MULOCO])
@@ -369,7 +371,7 @@ def _text(values: Any, form: str) -> str:
 def _compared(rows: Rows) -> list[Compared]:
     """Return a line for each network, split and rule: its numbers."""
     lines = []
-    for key, group in rows.groupby(PLACE, sort=False):
+    for key, group in rows.groupby(GROUP_COLUMNS, sort=False):
         texts = [f"{label} {_text(select(group, at=at)[c], form)}" for label, c, form, at in LAYOUT["table"]]
         lines.append(Compared(", ".join(key), "; ".join(texts)))
     return lines
@@ -381,8 +383,8 @@ def _rules_picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     Points are means over the seeds, with confidence intervals. They are filled for iid data, and hollow for
     skewed data.
     """
-    rules = settings(rows, "rule")
-    # A panel is (column, label, scale, at). A column without numbers has no panel.
+    rules = distinct(rows, "rule")
+    # A panel is (column, label, scale, SAMPLES or BYTES). A column without numbers has no panel.
     data_panels = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
     picture, axes = panels(1, len(data_panels), 10.5 / len(data_panels), 0.27 * len(rules) + 1.3, sharey=True)
     for ax, (column, label, scale, at) in zip(axes, data_panels, strict=True):
@@ -431,12 +433,12 @@ def _along(run: Ended) -> Rows:
 
 def _judge_disagreement(rows: Rows) -> Iterator[Effect]:
     """Judge each rule's share of the spread against that of the noise, and adaptive consensus."""
-    for key, group in rows.groupby(PLACE, sort=False):
+    for key, group in rows.groupby(GROUP_COLUMNS, sort=False):
         means = late(group).groupby("seed")[["spread_share", "noise_share"]].mean()
         what = "share in the sharp space, the spread's / the noise's"
         pair = means["spread_share"], means["noise_share"]
         yield effect_of(", ".join(key), what, *pair, times=True)
-    for (network, split), group in rows.groupby(PLACE[:2], sort=False):
+    for (network, split), group in rows.groupby(GROUP_COLUMNS[:2], sort=False):
         means = late(group).groupby(["rule", "seed"], as_index=False)["alignment"].mean()
         what = f"tr(HC)/(λ_max tr C), {ADAPTIVE} / {PLAIN}"
         how: dict[str, Any] = {"times": True, "claimed": (0.0, 1.0), "rule": (ADAPTIVE, PLAIN)}
@@ -453,7 +455,7 @@ def _disagreement(context: Context) -> Drawing:
         pictures[f"-{network.split(',')[0].lower()}" if pictures else ""] = _shares_picture(group, network)
     compared = []
     what = "share in the sharp space of the spread; of the noise; of a random direction"
-    for key, group in rows.groupby(PLACE, sort=False):
+    for key, group in rows.groupby(GROUP_COLUMNS, sort=False):
         half = late(group).groupby("seed").mean(numeric_only=True)
         names = (*LAYOUT["shares"][:2], "random_share")
         texts = [_text(half[name], ".2g") for name in names]
@@ -463,7 +465,7 @@ def _disagreement(context: Context) -> Drawing:
 
 def _shares_picture(rows: Rows, network: str) -> Any:
     """Draw the medians over seeds of the spread's share (solid) and the noise's (dashed), by rule."""
-    rules = settings(rows, "rule")
+    rules = distinct(rows, "rule")
     picture, axes = wrapped_panels(len(rules), 2.5, 1.8, columns=COLUMNS, sharex=True, sharey=True)
     looks, widths = {IID: CYCLE[4], SKEWED: CYCLE[0]}, {IID: 2.6, SKEWED: 1.2}  # equal curves are both seen
     for ax, rule in zip(axes, rules, strict=True):

@@ -29,7 +29,7 @@ from landscape.models import Saddle
 from landscape.paper.compared import Compared, compare_with_paper, printed, summary
 from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Drawing, figure
-from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, by_seed, paired_effect, select, settings
+from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, by_seed, distinct, paired_effect, select
 from landscape.plots import style
 from landscape.plots.picture import finish, panels, points, wrapped_panels
 from landscape.plots.style import ticks_at
@@ -262,7 +262,7 @@ def minima(
     for row, column in np.ndindex(predicted.shape):
         delay, (momentum, shifted) = delays[column], momenta[row]
         steps = step_count(delay, momentum, shifted)
-        stays_at = functools.partial(stays_from, start, steps, delay, momentum, shifted)
+        stays_at = functools.partial(keeps_minimum, start, steps, delay, momentum, shifted)
         predicted_lr = float(predicted[row, column])
         stays[row, column], leaves[row, column] = search(stays_at, predicted_lr, rate_tol)
     return Minima(
@@ -299,7 +299,7 @@ def step_count(delay: int, momentum: float, shifted: float) -> int:
     return max(LEAST_STEPS, math.ceil(GROWTH / math.log(root)))
 
 
-def stays_from(start: Start, steps: int, delay: int, momentum: float, shifted: float, lr: float) -> bool:
+def keeps_minimum(start: Start, steps: int, delay: int, momentum: float, shifted: float, lr: float) -> bool:
     """Return whether async-sgd with the gradient of all samples stays at a minimum.
 
     Steps are made as in the training loop. Training stays if the loss plus weight decay, at the weights at
@@ -444,7 +444,7 @@ def _delay_minima(context: Context) -> Drawing:
 
     The picture is of the first seed; the table has all seeds.
     """
-    results, sizes = list[Minima](), dict(context.sizes)
+    results, settings = list[Minima](), dict(context.sizes)
 
     def measure(run: Ended) -> Rows:
         point = run.last
@@ -453,9 +453,9 @@ def _delay_minima(context: Context) -> Drawing:
         def make() -> Minima:
             problem = context.problem(point, "train")
             about = {"split": "train", "label": point.label}
-            return minima(problem, sizes["delays"], weight_decay, sizes["tol"], **about)
+            return minima(problem, settings["delays"], weight_decay, settings["tol"], **about)
 
-        (result,) = context.cached(Minima, point, sizes, make, (minima,))
+        (result,) = context.cached(Minima, point, settings, make, functions=[minima])
         results.append(result)
         forms = forms_with(result.momentum)
         return pd.DataFrame({
@@ -467,7 +467,7 @@ def _delay_minima(context: Context) -> Drawing:
         })  # fmt: skip
 
     rows = context.table(measure)
-    what = "largest rate that stays / predicted, {form}"
+    what = "largest rate that stays / predicted, {form}"  # {form} is a column, the form of momentum
     compared = compare_with_paper(rows, what, "ratio", paper="1", form=".3f")
     return Drawing({"": _draw_minimum(results[0])}, rows, compared, "The picture is of the first seed.")
 
@@ -481,7 +481,7 @@ def _judge_saddles(rows: Rows) -> list[Effect]:
     how: dict[str, Any] = {"algorithm": ("ssgd", "dpsgd"), "times": True, "margin": NEGLIGIBLE}
     return [
         paired_effect(f"{vary} {value:g}", what, rows, "steps", vary=vary, value=value, **how)
-        for vary, value in settings(rows, "vary", "value")
+        for vary, value in distinct(rows, "vary", "value")
     ]
 
 
@@ -517,8 +517,8 @@ def _saddles(context: Context) -> Drawing:
     sizes = dict(context.sizes)
     seeds = range(sizes.pop("seeds"))
     stored = {"values": {name: values for name, values in sizes.items() if values}, "seeds": len(seeds)}
-    by = (saddles, Trainer)
-    results = context.cached(Escape, [], stored, lambda: saddles(seeds, **sizes), by)
+    functions = [saddles, Trainer]
+    results = context.cached(Escape, [], stored, lambda: saddles(seeds, **sizes), functions)
     rows = pd.DataFrame(
         {"vary": r.vary, "value": float(v), "algorithm": name, "seed": s, "steps": min(float(steps), r.steps)}
         for r in results
