@@ -84,8 +84,8 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
         compared.append(Compared(what, f"{lowest:.3g} to {highest:.3g}"))
     curves: Any = plots.draw([run.end for run in context.ended()])
     contours = plots.draw(surfaces_of_seed_0, log=log)
-    # The caption of the curves begins with the data and the learners. They are in the figure's title. Only the
-    # rest of the caption is kept, from the seeds on.
+    # The caption of the curves begins with the data and the learners. They are in the figure's title. Only
+    # the rest of the caption is kept, from the seeds on.
     _, _, from_seeds = curves.get_caption().partition(", seed")
     caption(curves, f"Seed{from_seeds}")
     rises = ", ".join(f"{s.label.removesuffix(', seed 0')} {median_rise(s):.2g}" for s in surfaces_of_seed_0)
