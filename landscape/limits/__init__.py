@@ -35,7 +35,7 @@ FORMS = ("ordinary", "nesterov", "shifted")
 Form = Annotated[str, OneOf(FORMS)]
 MixingForm = Annotated[str, OneOf(FORMS[:2])]
 Order = Annotated[str, OneOf(("awc", "atc"))]
-# The points that the search of a crossing has on a half of the unit circle: some, and more per coefficient.
+# Points on a half of the unit circle in the search of a crossing: a fixed number, and more per coefficient.
 _POINTS, _POINTS_PER_COEFFICIENT = 8192, 512
 
 

@@ -117,7 +117,7 @@ def write(
         "note": figure.note(context),
         "command": f"landscape figures {name} --scale {scale}",
         "seconds": round(seconds, 1),
-        "numerics": dict(sorted(context.versions.items())),  # version of the numerics of each function
+        "numerics": dict(sorted(context.versions.items())),  # function or "training" -> version
         "pictures": [path.name for path in pictures],
         "words": explanations(texts),
         "compared": [dataclasses.asdict(compared) for compared in drawing.compared],
