@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import InputError, Problem
-from landscape.analysis.connection import shares
+from landscape.analysis.connection import end_and_bend
 from landscape.gradients.minibatches import Minibatches, stream
 from landscape.problem.alignment import Symmetry, _activations, aligned, change, matched, permuted
 from tests import problems
@@ -285,7 +285,7 @@ def test_a_plane_goes_through_the_aligned_weights() -> None:
 @pytest.mark.parametrize("curve", ["bezier", "chain"])
 def test_curves_are_those_of_the_paper(curve: str) -> None:
     t, (a, b, bend) = np.linspace(0, 1, 9), np.random.default_rng(0).normal(size=(3, 1, 4))
-    of_b, of_bend = (np.array(share)[:, None] for share in shares(curve, t))
+    of_b, of_bend = (np.array(share)[:, None] for share in end_and_bend(curve, t))
     found, t = (1 - of_b - of_bend) * a + of_b * b + of_bend * bend, t[:, None]
     quadratic = (1 - t) ** 2 * a + 2 * t * (1 - t) * bend + t**2 * b
     polygon = np.where(t <= 0.5, 2 * (t * bend + (0.5 - t) * a), 2 * ((t - 0.5) * b + (1 - t) * bend))
@@ -300,7 +300,7 @@ def test_a_step_of_the_bend_is_that_of_autograd(curve: str) -> None:
     a, _, b, bend = torch.from_numpy(found.weights)
     middle = ((a + b) / 2).requires_grad_()
     t = float(torch.rand((), generator=stream(3, 1)))
-    of_b, of_bend = shares(curve, t)
+    of_b, of_bend = end_and_bend(curve, t)
     ((few,),) = itertools.islice(Minibatches(problem, 8, stream(3, 0)), 1)
     theta = (1 - of_b - of_bend) * a + of_b * b + of_bend * middle
     x, y = few.resident

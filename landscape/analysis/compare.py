@@ -125,8 +125,8 @@ def difference_fields(
 ) -> dict[str, Any]:
     """Return the fields of a :class:`.Comparison` about the differences between all pairs of sides.
 
-    A difference is significant if two conditions hold. It exceeds the rounding of the values; and a test
-    rejects that it is zero or, for a quantity without a test, it exceeds the bound on its error.
+    A difference is significant if it exceeds the rounding of the values, and if its error excludes zero. Zero
+    is excluded by a test or, for a quantity without a test, if the difference exceeds the bound on its error.
 
     Args:
         rows: the Q quantities, each with the values of all sides.
@@ -149,8 +149,9 @@ def difference_fields(
     corrected_p = holm(p)
     magnitudes = np.array([[abs(side.value) for side in row.sides] for row in rows])  # (Q, S)
     larger_magnitudes = np.maximum(magnitudes[:, pairs[:, 0]], magnitudes[:, pairs[:, 1]])  # (Q, K)
+    exceeds_rounding = np.abs(values) > ROUNDINGS * eps * larger_magnitudes
     has_test = np.array([row.kind == SE for row in rows])[:, None]  # tests need standard errors
-    exceeds_error = np.where(has_test, corrected_p <= significance, np.abs(values) > errors)  # False for NaN
+    excludes_zero = np.where(has_test, corrected_p <= significance, np.abs(values) > errors)  # False for NaN
     return {
         "tests": tuple(tests),
         "first": pairs[:, 0],
@@ -160,7 +161,7 @@ def difference_fields(
         "difference_freedom": numbers("freedom"),
         "p": p,
         "p_holm": corrected_p,
-        "significant": exceeds_error & (np.abs(values) > ROUNDINGS * eps * larger_magnitudes),
+        "significant": exceeds_rounding & excludes_zero,
     }
 
 
@@ -257,6 +258,7 @@ class Entry:
 QuantityName = Annotated[str, OneOf(tuple(BY_NAME))]
 
 
+# of_the_run=None: a run in ``problems`` is not replaced by its problem, and fills in no argument.
 @analysis(shorter="a shorter list of quantities= or a part of the data", of_the_run=None)
 def compare(
     problems: Sides,
@@ -286,8 +288,8 @@ def compare(
     If no item is a group, all are measured with the same minibatches, random vectors and planes. Their draws
     are therefore compared in pairs: by Student's t test or, for right and wrong answers on test samples, by
     McNemar's test. "disagreement" and "spread-cost", whose draws are learners, are compared by Welch's t
-    test. Eigenvalues are compared by bounds: with a probability of 99%, the outermost eigenvalue lies within
-    its bound.
+    test. Eigenvalues have bounds on their errors, which hold with a probability of 99%. Two eigenvalues
+    differ if their difference exceeds the sum of their bounds.
 
     With groups, such as the seeds of two recipes, each member has its own draws, the error is the standard
     error over the group, and Welch's t test compares the means. Holm's correction is applied to all tests.
@@ -314,14 +316,15 @@ def compare(
         rho_average: ρ of average-case adaptive sharpness.
         k: the number of eigenvectors that span the sharp space.
         significance: the significance level of all tests together.
-        preconditioner_of: :func:`landscape.preconditioner`, to measure λ_max with optimizers'
-            preconditioners.
+        preconditioner_of: a function from a run and its problem to the optimizer's preconditioner, such as
+            :func:`landscape.preconditioner`; needed only for the quantity "preconditioned".
         seed: the seed of minibatches, vectors, displacements and planes.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
 
     Returns:
-        A table with ``value`` and ``error`` (quantities, sides), ``difference`` and ``significant``
-        (quantities, pairs of sides), and ``notes`` on what could not be measured.
+        A table of the sides, which are the items of ``problems``. The table has ``value`` and ``error``
+        (quantities, sides), ``difference`` and ``significant`` (quantities, pairs of sides), and ``notes`` on
+        what could not be measured.
 
     Raises:
         InputError: an argument that is not allowed, a group that has a checkpoint or a seed twice, or a
@@ -343,11 +346,11 @@ def compare(
     if not (isinstance(loss, str) and loss == "data"):  # "data" stands for the loss of the runs' data sets
         arguments["loss"] = loss
     names, entries, grouped = _entries(problems, arguments)
-    by_name = bool(quantities)
+    quantities_given = bool(quantities)
     requested = [BY_NAME[name] for name in dict.fromkeys(quantities)]
     if not requested:
         requested = [quantity for quantity in QUANTITIES if not quantity.on_request]
-    batch, requested, batch_notes = _batch_and_quantities(entries, batch, requested, by_name)
+    batch, requested, batch_notes = _batch_and_quantities(entries, batch, requested, quantities_given)
     settings = Settings(
         batch, draws, planes, float(rise), float(rho), float(rho_average), k, preconditioner_of
     )
@@ -370,9 +373,9 @@ def compare(
         columns.append(_measure(subject, requested, settings, column_progress))
     names_and_units = {(column.setting["loss_name"], column.setting["loss_unit"]) for column in columns}
     loss_name, loss_unit = names_and_units.pop() if len(names_and_units) == 1 else ("loss", "")
-    same_loss = len({column.loss_function for column in columns}) == 1
+    same_loss = len({column.loss_name_and_code for column in columns}) == 1
     side_of = [entry.side for entry in entries]
-    rows = _rows(requested, columns, by_name, side_of, grouped)
+    rows = _rows(requested, columns, quantities_given, side_of, grouped)
     labels = tuple(entry.label for entry in entries)
     files = [entry.source() for entry in entries]  # (name, SHA-256) each
     notes = batch_notes + _column_notes(requested, columns, labels) + group_notes(rows, side_names, side_of)
@@ -406,14 +409,14 @@ class _Column(NamedTuple):
 
     Attributes:
         cells: (Q,), the value of each quantity, or the error that its measurement raised.
-        loss_function: its description and its code, by which loss functions are told apart.
+        loss_name_and_code: the name of the loss function, and its code object, or None without one.
         setting: the loss and data, see :func:`landscape.evaluation.grid.setting`.
         parameters: the number of parameters.
         eps: the relative rounding error of the problem's precision.
     """
 
     cells: list[MeasuredValue | LandscapeError]
-    loss_function: tuple[str, Any]
+    loss_name_and_code: tuple[str, Any]
     setting: dict[str, Any]
     parameters: int
     eps: float
@@ -432,18 +435,18 @@ def _measure(
             cells.append(error)
         cell_progress(1.0)
     loss, eps = problem.criterion, torch.finfo(problem.dtype).eps
-    code = getattr(getattr(loss, "func", loss), "__code__", None)  # lambdas all have the same name
+    code = getattr(getattr(loss, "func", loss), "__code__", None)  # differs between lambdas, unlike the name
     return _Column(cells, (describe_loss(loss), code), setting(problem), problem.layout.size, eps)
 
 
 def _rows(
-    quantities: Sequence[Quantity], columns: Sequence[_Column], by_name: bool, side_of: Sequence[int],
-    grouped: bool,
+    quantities: Sequence[Quantity], columns: Sequence[_Column], quantities_given: bool,
+    side_of: Sequence[int], grouped: bool,
 ) -> list[Row]:  # fmt: skip
     """Return the rows of the quantities that were measured at one checkpoint or more, with NaN elsewhere.
 
-    Raises the first error if no quantity was measured, or if the quantities were requested ``by_name`` and
-    one of them was measured nowhere.
+    Raises the first error if no quantity was measured, or if the caller gave the quantities and one of them
+    was measured nowhere.
     """
     rows = list[Row]()
     for index, quantity in enumerate(quantities):
@@ -451,7 +454,7 @@ def _rows(
         errors = [cell for cell in cells if isinstance(cell, LandscapeError)]
         is_last = index == len(quantities) - 1
         if len(errors) == len(cells):
-            if by_name or (is_last and not rows):
+            if quantities_given or (is_last and not rows):
                 raise errors[0]
             continue
         unknown = MeasuredValue(math.nan, math.nan)
@@ -463,20 +466,22 @@ def _rows(
 def _column_notes(
     quantities: Sequence[Quantity], columns: Sequence[_Column], labels: Sequence[str]
 ) -> list[str]:
-    """Return notes on differences of losses, networks and data, and on quantities that were not measured."""
+    """Return notes on different loss functions, networks or data, and on quantities that were not measured.
+
+    ``labels`` name the columns.
+    """
     notes = []
-    loss_functions = dict.fromkeys(column.loss_function for column in columns)
+    loss_functions = dict.fromkeys(column.loss_name_and_code for column in columns)  # without repetitions
     if len(loss_functions) > 1:
-        names = ", ".join(name for name, _ in loss_functions)
+        names = ", ".join(name for name, _code in loss_functions)
         notes.append(f"different losses ({names}): their numbers are not comparable")
     for index, quantity in enumerate(quantities):
         cells = [(label, column.cells[index]) for label, column in zip(labels, columns, strict=True)]
         errors = [(label, str(cell)) for label, cell in cells if isinstance(cell, LandscapeError)]
         if not errors:
             continue
-        where = ""
-        if len(errors) < len(columns):  # otherwise the quantity was measured nowhere
-            where = f" at {'; '.join(label for label, _ in errors)}"
+        is_everywhere = len(errors) == len(columns)
+        where = "" if is_everywhere else f" at {'; '.join(label for label, _ in errors)}"
         reasons = "; ".join(dict.fromkeys(reason for _, reason in errors))
         notes.append(f"{quantity.name} was not measured{where}: {reasons}")
     sizes = [column.parameters for column in columns]
@@ -498,7 +503,7 @@ def _entries(problems: Sides, arguments: Mapping[str, Any]) -> tuple[list[str], 
 
     Args:
         problems: as for :func:`compare`.
-        arguments: given to :meth:`landscape.Checkpoint.problem` where a run's problem is made.
+        arguments: the default arguments that each run gets for its :meth:`landscape.Checkpoint.problem`.
     """
     names = list(problems) if isinstance(problems, Mapping) else []
     items: Any = problems.values() if isinstance(problems, Mapping) else problems
@@ -539,12 +544,12 @@ def _check_group(name: str, entries: Sequence[Entry]) -> None:
 
 
 def _batch_and_quantities(
-    entries: Sequence[Entry], batch: int | None, quantities: list[Quantity], by_name: bool
+    entries: Sequence[Entry], batch: int | None, quantities: list[Quantity], quantities_given: bool
 ) -> tuple[int, list[Quantity], list[str]]:
     """Return the batch B, the quantities that can be measured with B, and a note on the other quantities.
 
     B is ``batch``, or the runs' total batch. B is 0 if no quantity needs a batch, or if the runs' batches
-    differ. If they differ and the quantities were requested ``by_name``, raise InputError.
+    differ. If they differ and the caller gave the quantities, raise InputError.
     """
     needing = ", ".join(quantity.name for quantity in quantities if quantity.needs_batch)
     if not needing:
@@ -556,7 +561,7 @@ def _batch_and_quantities(
         return max(sizes), quantities, []
     batches = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
     note = f"batch: missing, which {needing} need; the total batches are {batches}, give one for all"
-    if by_name:
+    if quantities_given:
         raise InputError(note)
     return 0, [quantity for quantity in quantities if not quantity.needs_batch], [note]
 

@@ -48,14 +48,14 @@ POINTS, BATCH = 61, 128
 LR, STEPS = 1e-3, 1000
 
 
-def shares(curve: str, t: Any) -> tuple[Any, Any]:
-    """Return the coefficients of b and of the bend at ``t`` on a curve; all three coefficients sum to 1.
+def end_and_bend(curve: str, t: Any) -> tuple[Any, Any]:
+    """Return the coefficients of the end and of the bend at ``t`` on a curve.
 
-    Bézier: t² and 2t(1 − t). Chain: two straight lines, which meet in the bend at t = ½ (Garipov et al. 2018,
-    section 3).
+    The coefficients of start, end and bend sum to 1. Bézier: t² and 2t(1 − t). Chain: two straight lines,
+    which meet in the bend at t = ½ (Garipov et al. 2018, section 3).
 
     Example:
-        >>> [[float(share) for share in shares(curve, 0.5)] for curve in ("bezier", "chain")]
+        >>> [[float(number) for number in end_and_bend(curve, 0.5)] for curve in ("bezier", "chain")]
         [[0.25, 0.5], [0.0, 1.0]]
     """
     if curve == "bezier":
@@ -108,11 +108,12 @@ def connect(
             the problem's center to a.
         curve: "bezier", a quadratic curve, or "chain", two straight lines that meet in the bend.
         align: what units are matched by: "weights"; or "activations", by their correlations over up to 1,000
-            samples. The activations are inputs of operations that sum over units, such as linear layers.
+            samples. A unit's activation is what the next layer that sums over units, such as a linear layer,
+            receives from it.
         points: the number of points of each path, at equal distances of t; a barrier is a maximum over them.
         steps: the number of training steps of the bend; with 0, the curve is the aligned line.
         lr: Adam's step size; it falls linearly to zero in the second half of the steps.
-        batch: the number of samples in a minibatch; more samples than the data has mean all of them.
+        batch: the number of samples in a minibatch; if the data has fewer samples, their number.
         bn_samples: the number of samples from which BatchNorm's statistics are estimated.
         seed: the seed of the order in which layers are aligned, of the minibatches, and of t.
         max_memory: the most bytes that the process may use.
@@ -145,27 +146,27 @@ def connect(
     problem = problem_of(problem)
     ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
     networks = [network_of(problem, end, name) for name, end in ends.items()]
-    a, b = (at_least_float32(network.theta) for network in networks)  # without b: the center and a
+    start, end = (at_least_float32(network.theta) for network in networks)
     report = reporter(progress)
     path_problem = problem.with_batchnorm("recalibrate", bn_samples)
-    aligned_b, symmetry = aligned(problem, a, b, align, seed)
+    aligned_end, symmetry = aligned(problem, start, end, align, seed)
     report(0.1)  # of the progress bar, alignment has 0.1, training 0.6, and each of the three paths 0.1
     batch = min(batch, problem.samples)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    training_progress = portion(report, 0.1, 0.7)
-    bend = _train_bend(minibatches, curve, (a, aligned_b), steps, lr, stream(seed, 1), training_progress)
+    bend_progress = portion(report, 0.1, 0.7)
+    bend = _train_bend(minibatches, curve, (start, aligned_end), steps, lr, stream(seed, 1), bend_progress)
     t = np.linspace(0, 1, points)
-    # Coordinates (points, 2) along two directions: from a to the path's end, and from a to the bend.
+    # Coordinates (points, 2) along two directions: from the start to the path's end, and to the bend.
     on_line = np.stack((t, np.zeros_like(t)), 1)
-    on_curve = np.stack(shares(curve, t), 1)
-    paths = ((b, on_line), (aligned_b, on_line), (aligned_b, on_curve))
+    on_curve = np.stack(end_and_bend(curve, t), 1)
+    paths = ((end, on_line), (aligned_end, on_line), (aligned_end, on_curve))
     values_of_paths = []
-    for k, (end, path_coordinates) in enumerate(paths):
-        directions = torch.stack((end - a, bend - a))
+    for k, (path_end, path_coordinates) in enumerate(paths):
+        directions = torch.stack((path_end - start, bend - start))
         coordinates = torch.from_numpy(path_coordinates)
-        evaluate = evaluator(path_problem, a, directions, points)
+        evaluate = evaluator(path_problem, start, directions, points)
         path_values = evaluate(coordinates, portion(report, 0.7 + k / 10, 0.8 + k / 10))
-        check_one_loss(evaluate, a, directions, coordinates, path_values["loss"].numpy())
+        check_one_loss(evaluate, start, directions, coordinates, path_values["loss"].numpy())
         values_of_paths.append(path_values)
     columns = {}
     for name in values_of_paths[0]:
@@ -173,23 +174,23 @@ def connect(
     own_loss = np.array([])  # of the networks with their own statistics of BatchNorm
     if layers_with_statistics(problem.model):
         own_loss = np.array([network.own_loss(problem) for network in networks])
-    settings: dict[str, Any] = {"curve": curve, "align": align, "steps": steps, "lr": float(lr)}
+    curve_options: dict[str, Any] = {"curve": curve, "align": align, "steps": steps, "lr": float(lr)}
     return Connection(
         t=t,
         barrier=np.array([barrier(t, losses) for losses in columns["loss"]]),
         **with_metrics(names_of(problem), columns),
-        weights=np.stack([as_array(w) for w in (a, b, aligned_b, bend)]),
-        distance=float((double(a) - double(b)).norm()),
-        aligned_distance=float((double(a) - double(aligned_b)).norm()),
+        weights=np.stack([as_array(w) for w in (start, end, aligned_end, bend)]),
+        distance=float((double(start) - double(end)).norm()),
+        aligned_distance=float((double(start) - double(aligned_end)).norm()),
         groups=tuple(group.name for group in symmetry.groups),
         sizes=np.array([group.size for group in symmetry.groups], int),
         fixed=tuple(f"{name}: {reason}" for name, reason in symmetry.fixed.items()),
-        largest_change=change(problem, b, aligned_b),
+        largest_change=change(problem, end, aligned_end),
         own_loss=own_loss,
-        **settings,
+        **curve_options,
         batch=batch,
         seed=seed,
-        **setting(path_problem),
+        **setting(path_problem),  # loss, number of samples, dtype and BatchNorm's statistics
         **about,
     )
 
@@ -198,16 +199,19 @@ def _train_bend(
     minibatches: Minibatches, curve: str, ends: tuple[Tensor, Tensor], steps: int, lr: float,
     generator: torch.Generator, report: Progress,
 ) -> Tensor:  # fmt: skip
-    """Train the bend (P,) of a curve between two ends (P,), from the middle of the two, and return it."""
-    a, b = ends
-    bend: Tensor = (a + b) / 2
+    """Train the bend (P,) of a curve, and return it.
+
+    Training starts in the middle of the two ``ends`` (P,). ``generator`` draws the t of each step.
+    """
+    start, end = ends
+    bend: Tensor = (start + end) / 2
     optimizer = torch.optim.Adam([bend], lr)
     for step, (minibatch,) in zip(range(steps), minibatches, strict=False):
         t = float(torch.rand((), generator=generator))
-        share_b, share_bend = shares(curve, t)
-        theta = (1 - share_b - share_bend) * a + share_b * b + share_bend * bend
+        of_end, of_bend = end_and_bend(curve, t)
+        theta = (1 - of_end - of_bend) * start + of_end * end + of_bend * bend
         gradient = finite_gradient(*minibatch.loss_and_gradient(theta.to(minibatch.dtype))).to(bend)
-        bend.grad = share_bend * gradient
+        bend.grad = of_bend * gradient  # the chain rule: theta has the coefficient of_bend
         optimizer.param_groups[0]["lr"] = lr * min(1, 2 * (1 - step / steps))
         optimizer.step()
         report((step + 1) / steps)
@@ -262,8 +266,8 @@ def average(
     A greedy soup (Wortsman et al. 2022, Recipe 1), chosen by predicted losses, is added as the last average.
 
     BatchNorm's statistics are estimated again at each member and average. Averages are evaluated in the
-    problem's precision, or in float32 if that is lower. The field ``stored`` has the losses of averages in
-    the form of a file: cut to ``rank``, and rounded to the members' own type.
+    problem's precision, but at least in float32. An average that is saved is cut to ``rank`` and rounded to
+    the members' own type. The field ``stored`` has the losses of such saved averages.
 
     Args:
         problem: the loss; or a run, on its training set. If the model is sharded, each rank passes its own
@@ -312,7 +316,7 @@ def average(
     has_base = base is not None
     if last is not None and plan != "windows":
         raise InputError("last: not allowed without plan='windows'; leave members out of weights")
-    if last is not None and weights is not None:
+    if last is not None and weights is not None:  # missing weights are refused below
         weights, labels = weights[-last:], list(labels)[-last:]
     factor_pairs = pairs_of(given_problem.layout, factors)
     is_sharded = on_ranks(given_problem)
@@ -322,12 +326,11 @@ def average(
     if is_sharded:  # ``on_all``: an error on one rank is raised on all ranks
         on_all(given_problem, partial(_check_sharded, given_problem, weights, factor_pairs, bn_samples))
     read_members = partial(_members, given_problem, problem, weights, base, labels)
-    members, low_types = on_all(given_problem, read_members)
+    # half_types: the parameters that a network stores in float16 or bfloat16, and these types, by name.
+    members, half_types = on_all(given_problem, read_members)
     n = len(members)
     if is_sharded:  # the ranks have compared only types and shapes of arrays: compare the numbers
-        coefficient_numbers: Any = coefficients
-        if hasattr(coefficient_numbers, "tolist"):
-            coefficient_numbers = coefficient_numbers.tolist()
+        coefficient_numbers: Any = getattr(coefficients, "tolist", lambda: coefficients)()
         given_problem.agree("average", {"weights": n, "coefficients": coefficient_numbers})
     if n > MEMBERS:
         raise InputError(f"weights: {n} members are not allowed, it must be 2 to {MEMBERS}")
@@ -352,21 +355,20 @@ def average(
     ranking = [*ranked(prediction.loss[:-1], prediction.ratio[:-1]), len(averages) - 1]  # the soup is last
     indices = range(len(averages)) if exact is True else ranking[: int(exact)]  # False: none
     exact_fields: dict[str, Any] = _exact_fields(
-        loss_problem, averages, members, indices, low_types, to_products, rank
+        loss_problem, averages, members, indices, half_types, to_products, rank
     )
     reporter(progress)(1.0)
     space = "products" if to_products else "weights"
-    if not factors and pairs_of(given_problem.layout, PEFT):
+    if not factors and pairs_of(given_problem.layout, PEFT):  # adapters, whose products the caller leaves out
         space = "factors"
-    low_names = sorted({str(dtype).removeprefix("torch.") for dtype in low_types.values()})
-    if not labels:
-        labels = [str(k) for k in range(n - has_base)]  # the base is named below
+    type_names = sorted({str(dtype).removeprefix("torch.") for dtype in half_types.values()})
+    labels = labels or [str(k) for k in range(n - has_base)]  # the base is named below
     return WeightAverage(
         members_loss=members_loss,
         coefficients=averages,
         **prediction._asdict(),
         **exact_fields,
-        stored_as=", ".join(low_names),
+        stored_as=", ".join(type_names),
         space=space,
         rank=rank or 0,
         names=(*names, "chosen average"),
@@ -382,7 +384,7 @@ def average(
 
 
 def _exact_fields(
-    problem: Problem, averages: Array, members: Tensor, indices: Iterable[int], low_types: Kinds,
+    problem: Problem, averages: Array, members: Tensor, indices: Iterable[int], half_types: Kinds,
     to_products: Products | None, rank: int | None,
 ) -> dict[str, Array]:  # fmt: skip
     """Return the fields on exact losses and metrics of ``averages`` (K, n), also as they would be stored.
@@ -396,10 +398,10 @@ def _exact_fields(
         loss, _, *metrics = problem.totals(theta).cpu().numpy() / problem.samples
         fields["exact"][k], fields["metrics"][:, k] = loss, metrics
         if to_products:
-            theta, fields["ranks"][k], fields["truncation"][k] = to_products.truncate(theta, rank, low_types)
-        elif low_types:
-            theta = rounded(problem, theta, low_types)
-        if low_types or rank:
+            theta, fields["ranks"][k], fields["truncation"][k] = to_products.truncate(theta, rank, half_types)
+        elif half_types:
+            theta = rounded(problem, theta, half_types)
+        if half_types or rank:
             fields["stored"][k] = problem.loss(theta)
     return fields
 
@@ -428,12 +430,12 @@ def _members(
     if base is not None:
         networks.insert(0, network_of(problem, base, "base"))
     own_types = {slot.name: given_problem.dtype for slot in given_problem.layout.slots}
-    low_types: Kinds = {}
+    half_types: Kinds = {}
     for types in [*(network.kinds for network in networks), own_types]:
-        low_types = low_types or {name: dtype for name, dtype in types.items() if dtype in LOW}
+        half_types = half_types or {name: dtype for name, dtype in types.items() if dtype in LOW}
     if base is not None or not isinstance(weights, Tensor):  # a tensor is used without a copy
         weights = torch.stack([network.theta for network in networks]) if networks else None
-    return placed(problem, weights, smallest=2), low_types
+    return placed(problem, weights, smallest=2), half_types
 
 
 def _requested_averages(

@@ -104,11 +104,13 @@ _PRODUCT_COUNTS: dict[Any, Callable[[Any, Mapping[str, Any]], float] | None] = {
 def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecast:
     """Forecast the Hessian products, seconds and memory of a call of an analysis.
 
-    If enough memory is free for the call, one product (or a few points of a line, if the analysis takes only
-    losses) is computed and timed. The number of products of an eigenvalue search depends on the spectrum: the
-    forecast was right to a factor of 2 on networks from the start of training to its end. A search with
-    ``search="auto"`` can be faster. To be faster, it may take more memory than forecast: half of the
-    remaining free memory, or all of ``max_memory``.
+    If enough memory is free for the call, one Hessian product is computed and timed. For an analysis that
+    computes losses alone, a few points of a line are timed instead. The number of products of an eigenvalue
+    search depends on the spectrum: the forecast was right to a factor of 2 on networks from the start of
+    training to its end. A search with ``search="auto"`` can be faster.
+
+    Where further memory makes a call faster, the call may exceed the forecast: by half of the memory that
+    then remains free or, with ``max_memory``, up to this limit.
 
     Args:
         function: the analysis, such as :func:`landscape.contour`.

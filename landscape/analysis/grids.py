@@ -105,11 +105,11 @@ def contour(
         problem: the loss, evaluated in eval mode; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 50 × 50 (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers (0.1 if none).
+        span: x and y are in [−span, span]; default: ``plane.span``, which shows all markers; 0.1 without any.
         bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
             "train" (each batch's); default: "recalibrate" if the networks on the plane have different
             statistics, else "center".
-        bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
+        bn_samples: the number (≥ 2) of samples for the statistics of "recalibrate", or in a batch of "train".
         method: "batched" (many points at once, for chains of linear layers), "folded" (BatchNorm folded into
             convolutions), "pointwise" (any model) or "auto" (the fastest that agrees with "pointwise").
         autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); default:
@@ -130,7 +130,7 @@ def contour(
 
     Raises:
         InputError: an argument that is not allowed or does not fit the model, or too small a max_memory.
-        MismatchError: an InputError: ``execution.previous`` has a different model, plane or setting.
+        MismatchError: ``execution.previous`` has a different model, plane or setting; a kind of InputError.
         OperationError: the file ``into`` has other results, or points that the grid does not have.
 
     Example:
@@ -147,7 +147,7 @@ def contour(
     span = plane.span if span is None else span
     result_grid = Grid(problem, axes(grid, span), interpolation_tol)
     given_problem = problem
-    policy = _batchnorm_policy(problem, bn, plane.networks, len(plane.markers))
+    policy = _batchnorm_policy(problem, bn, plane.networks, count=len(plane.markers))
     problem = problem.with_batchnorm(policy, bn_samples)
     surface_setting = _setting(problem, plane, policy, autocast)
     origin = provenance(problem)
@@ -157,16 +157,17 @@ def contour(
     execution = execution or Execution()
     previous, save = _resume(Surface, result_grid, must_equal, origin, into, execution)
     if previous is not None:
-        if result_grid.take(previous, previous.done):  # nothing is left to compute
+        is_complete = result_grid.take(previous, previous.done)
+        if is_complete:
             return _write_finished(previous, into)
-        plane = previous.plane(plane.center)  # may differ from the given plane by rounding
+        plane = previous.plane(like=plane.center)  # may differ from the given plane by rounding
         method = previous.method if result_grid.has_same_axes else method
     center, directions, count = plane.center, plane.directions, result_grid.min_computed_points
     evaluate = evaluator(problem, center, directions, count, method=method, autocast=autocast)
     fields = surface_setting | _description(problem, plane, previous)
     fields |= {"method": evaluate.method, "provenance": origin}
     if previous is None:
-        fields |= _own_losses(given_problem, problem, plane.networks, plane.labels)
+        fields |= _batchnorm_fields(given_problem, problem, plane.networks, plane.labels)
     autocast_error = 0.0 if autocast is None else math.nan  # NaN until it is measured at the end
 
     def current_surface() -> Surface:
@@ -174,7 +175,7 @@ def contour(
 
     dispatch_options = {"progress": reporter(progress), "min_per_process": evaluate.block}
     dispatch = _dispatch(execution, save, current_surface, **dispatch_options)
-    # The losses on a part of the samples guide the choice of points. None: there is no such part.
+    # The losses on a part of the samples guide the choice of points. Without such a part, this is None.
     evaluate_part = _part_evaluator(problem, result_grid, center, directions, evaluate)
     other_columns = [name for name in result_grid.columns if name != "loss"]
     fields |= result_grid.complete(evaluate, dispatch, ("loss",), other_columns, plane.seed, evaluate_part)
@@ -267,17 +268,17 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
 
 
 def _batchnorm_policy(problem: Problem, bn: str | None, networks: Sequence[Network], count: int) -> str:
-    """Return the policy of BatchNorm: ``bn``, or the default for a plane with ``count`` networks."""
+    """Return the policy of BatchNorm: ``bn``, or the default for ``count`` networks, known or from a file."""
     if bn is not None or not count or problem.batchnorm.name != "center":
         return bn or "center"
     same = len(networks) == count and all(network.shares_statistics(problem) for network in networks)
     return "center" if same else "recalibrate"
 
 
-def _own_losses(
+def _batchnorm_fields(
     given_problem: Problem, evaluated: Problem, networks: Sequence[Network], labels: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the fields on the networks' own statistics of BatchNorm, and on the owner of the plane's."""
+    """Return losses with the networks' own BatchNorm statistics, and whose ``evaluated`` uses everywhere."""
     if not layers_with_statistics(given_problem.model):
         return {}
     named = zip(labels, networks, strict=False)
@@ -353,7 +354,7 @@ def line(
         bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
             "train" (each batch's); default: "recalibrate" if a and b have different statistics, else
             "center".
-        bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
+        bn_samples: the number (≥ 2) of samples for the statistics of "recalibrate", or in a batch of "train".
         method: how the losses are computed, as for :func:`landscape.contour`.
         interpolation_tol: the largest error of interpolated losses: "1%" of the range shown, or a number in
             nats, such as 0.005; default: no point is interpolated.
@@ -386,19 +387,18 @@ def line(
         a, b = weights
     if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
         a, direction = None, a  # one vector without b is a direction
-    # Exactly one of a and direction is needed; b goes only with a.
     if (a is None) == (direction is None) or (a is None and b is not None):
         raise InputError("a, direction: give two networks, a and b, or one direction")
     networks: list[Network] = []
     if a is not None:
         ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
-        networks = networks_of(problem, [*ends.values()], labels or tuple(ends))
+        networks = networks_of(problem, [*ends.values()], labels or tuple(ends))  # names for messages
         if span is not None:
             raise InputError("span: a line between two weights runs from 0 to 1; leave it out")
         kind, t = "interpolation", np.linspace(0, 1, points)
         start, end = (at_least_float32(network.theta) for network in networks)
         direction = end - start
-        network_names = labels or ("the first", "the second")
+        network_names = labels or ("the first", "the second")  # names for the field statistics_of
     else:
         span = SPAN if span is None else span
         kind, t = "direction", np.linspace(-span, span, points)
@@ -408,12 +408,13 @@ def line(
             raise InputError(f"direction: its norm {norm:g} is not allowed, it must be finite and > 0")
         network_names = labels  # a direction has no networks
     given_problem = problem
-    problem = problem.with_batchnorm(_batchnorm_policy(problem, bn, networks, len(networks)), bn_samples)
+    policy = _batchnorm_policy(problem, bn, networks, count=len(networks))
+    problem = problem.with_batchnorm(policy, bn_samples)
     result_grid = Grid(problem, (t,), interpolation_tol)
     # A line is computed as a plane whose second direction is zero.
     directions = torch.stack((direction, torch.zeros_like(direction)))
     evaluate = evaluator(problem, start, directions, result_grid.min_computed_points, method=method)
-    # The losses on a part of the samples guide the choice of points. None: there is no such part.
+    # The losses on a part of the samples guide the choice of points. Without such a part, this is None.
     evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)
     dispatch = Dispatch(progress=reporter(progress))
     other_columns = [name for name in result_grid.columns if name != "loss"]
@@ -429,7 +430,7 @@ def line(
         barrier=barrier(t, result_grid.columns["loss"]) if kind == "interpolation" else math.nan,
         method=evaluate.method,
         labels=tuple(labels),
-        **_own_losses(given_problem, problem, networks, network_names),
+        **_batchnorm_fields(given_problem, problem, networks, network_names),
         **errors,
         **setting(problem),
         **about,
@@ -473,7 +474,7 @@ def hessian_grid(
         problem: the loss; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 4 × 4 (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers (0.1 if none).
+        span: x and y are in [−span, span]; default: ``plane.span``, which shows all markers; 0.1 without any.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products per point.
         search: "auto": to save time, the search may begin with products on only the samples with the most
@@ -481,7 +482,7 @@ def hessian_grid(
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
             "train" (each batch's).
-        bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
+        bn_samples: the number (≥ 2) of samples for the statistics of "recalibrate", or in a batch of "train".
         interpolation_tol: the largest error of interpolated λ_min, λ_max and ratios: "1%" of the range shown,
             or a number such as 0.005, at least ``residual_tol``; default: no point is interpolated.
             Interpolation saves time for grids finer than about 20 × 20.
@@ -513,23 +514,25 @@ def hessian_grid(
     check_plane(problem, plane)
     span = plane.span if span is None else span
     result_grid = Grid(problem, axes(grid, span), interpolation_tol, column_types)
-    target = SearchOptions(1, 1, residual_tol, max_products)  # one eigenvalue at each end of the spectrum
+    search_options = SearchOptions(1, 1, residual_tol, max_products)  # one eigenvalue at each end
     problem = problem.with_batchnorm(bn, bn_samples)
     hessian = HessianOptions(derivatives=derivatives).at(problem)
     hessian(start_vector(problem, plane.seed))  # refuses a NaN at the center; other points may have NaN
-    options = HessianOptions(derivatives=hessian.derivatives)  # at the center, "auto" has been decided
+    hessian_options = HessianOptions(derivatives=hessian.derivatives)  # as "auto" has chosen at the center
     del hessian  # frees its graphs
-    fields = _hessian_setting(problem, plane, residual_tol, search) | {"derivatives": options.derivatives}
+    fields = _hessian_setting(problem, plane, residual_tol, search)
+    fields["derivatives"] = hessian_options.derivatives
     origin = provenance(problem)
     execution = execution or Execution()
     previous, save = _resume(HessianGrid, result_grid, fields | _source(about), origin, into, execution)
     if previous is not None:
         # A point that did not converge is computed again if max_products has changed: it may converge now.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
-        if result_grid.take(previous, usable):  # nothing is left to compute
+        is_complete = result_grid.take(previous, usable)
+        if is_complete:
             return _write_finished(previous, into)
     fields |= {"max_products": max_products, "provenance": origin}
-    if problem.metrics:
+    if problem.metrics:  # measured at the center only
         totals = problem.totals(plane.center.to(problem.weights)).cpu().numpy()
         _loss, _accuracy, *metrics = totals / problem.samples
         fields |= {"metric_names": names_of(problem), "metrics": np.array(metrics)}
@@ -537,9 +540,9 @@ def hessian_grid(
     def current_grid() -> HessianGrid:
         return HessianGrid(span=span, **result_grid.fields(), **fields, **about)
 
-    block = points_at_once(problem, options)
+    block = points_at_once(problem, hessian_options)
     dispatch = _dispatch(execution, save, current_grid, progress=reporter(progress), block=block)
-    evaluate = _eigenvalue_evaluator(problem, plane, target, options, search, block)
+    evaluate = _eigenvalue_evaluator(problem, plane, search_options, hessian_options, search, block)
     fields |= result_grid.complete(evaluate, dispatch, VALUE_COLUMNS, seed=plane.seed)
     return _write_finished(current_grid(), into)
 
@@ -559,13 +562,14 @@ def _hessian_setting(problem: Problem, plane: Plane, residual_tol: float, search
 
 
 def _eigenvalue_evaluator(
-    problem: Problem, plane: Plane, target: SearchOptions, options: HessianOptions, search: str, block: int
-) -> Callable[[Tensor, Progress], dict[str, Array]]:
+    problem: Problem, plane: Plane, search_options: SearchOptions, hessian_options: HessianOptions,
+    search: str, block: int,
+) -> Callable[[Tensor, Progress], dict[str, Array]]:  # fmt: skip
     """Return the function from points (K, 2) to the columns of the result at these points.
 
-    All searches start from the same random vector. (A start from a neighbor's eigenvectors plus a random
-    vector took 15% fewer products on MNIST's MLP, but did not find the lowest eigenvalue everywhere.) The
-    searches of a ``block`` of points use the same samples in shared passes over the data.
+    All searches start from the same random vector. (From a neighbor's eigenvectors, they took 15% fewer
+    products on MNIST's MLP, but missed the lowest eigenvalue at some points.) The searches of a ``block`` of
+    points share passes over the data.
     """
     start = start_vector(problem, plane.seed)
 
@@ -583,8 +587,8 @@ def _eigenvalue_evaluator(
             block_points = points[first : first + block].to(plane.directions)
             weights = plane.center + block_points @ plane.directions
             report = portion(advance, first / len(points), (first + len(weights)) / len(points))
-            reporting_target = dataclasses.replace(target, progress=report)
-            searches += eigenpairs(problem, weights, start, reporting_target, options, search=search)
+            block_options = dataclasses.replace(search_options, progress=report)
+            searches += eigenpairs(problem, weights, start, block_options, hessian_options, search=search)
         columns = ends_of(searches)  # λ_min, λ_max and their residuals
         for name in ("products", "converged"):
             columns[name] = np.array([getattr(point_search, name) for point_search in searches])

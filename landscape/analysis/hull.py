@@ -156,10 +156,10 @@ class _Process:
 def _covariance(a: _Block, b: _Block, length: float) -> Array:
     """Return the covariances (m_a, m_b) of the observations in two blocks.
 
-    An observation is a function's value at a point, or its first or second derivative there. The covariance
-    of the values at x, a point of block a, and y, a point of block b, is exp(−s) with s = ‖x − y‖²/(2ℓ²),
-    where ℓ is ``length``. For derivatives it is differentiated: with respect to x along each direction of
-    block a, and with respect to y along each direction of block b.
+    An observation is the value of the random function f at a point, or a first or second derivative of f
+    there. Let x be a point of block a, and y a point of block b. The covariance of f(x) and f(y) is exp(−s)
+    with s = ‖x − y‖²/(2ℓ²), where ℓ is ``length``. The covariance of derivatives is a derivative of exp(−s):
+    with respect to x along each direction of block a, and with respect to y along each direction of block b.
 
     Faà di Bruno's formula gives this derivative as exp(−s) times a sum over partitions of all directions into
     sets. Each term is a product with one factor for each set: minus the derivative of s along the directions

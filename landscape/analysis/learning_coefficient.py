@@ -148,7 +148,7 @@ TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
 @analysis(
     # Memory: 2 vectors of P numbers for w* and its gradient; for each chain at most 7 (its weights, gradient,
-    # displacement, drift, noise and two results on the way), and twice the activations of a chunk.
+    # displacement, drift, noise and two temporary vectors), and twice the activations of a chunk.
     lambda problem, chains, **_: needs.need(problem, 7 * chains + 2, 2 * chains),
     shorter="a larger relative_error= or a smaller max_steps=",
     group="Measure curvature",
@@ -224,7 +224,7 @@ def learning_coefficient(
     arviz = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
     if has_batchnorm(problem.model):
         fit("batch", batch, Several)  # refuses a batch of one sample, which has no variance
-    check_unpenalized(problem, "the coefficient is of the data's likelihood")
+    check_unpenalized(problem, "the coefficient is defined by the data's likelihood")
     problem = in_minibatches(problem, batch)
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
     finite_gradient(*problem.loss_and_gradient())  # refuses a loss or gradient that is not finite
@@ -258,7 +258,7 @@ def learning_coefficient(
         extend(chain_stack, chain_stack.steps)  # to twice the length
         summary = _summary(chain_stack, arviz, relative_error, max_rhat)
     report(1.0)
-    _raise_without_estimate(summary, chain_stack, max_rhat)
+    _check_estimate(summary, chain_stack, max_rhat)
     rise, heating, distance2 = summary.draws
     return LearningCoefficient(
         rise=rise,
@@ -354,7 +354,7 @@ def _start_with_little_heating(start_chains: Callable[[float], Langevin], size: 
     return run
 
 
-def _raise_without_estimate(summary: _Summary, run: Langevin, max_rhat: float) -> None:
+def _check_estimate(summary: _Summary, run: Langevin, max_rhat: float) -> None:
     """Raise OperationError if the chains give no estimate; the message says what to change."""
     steps, value = f"{run.steps:,} steps", summary.rise - summary.heating
     step_size = f"a smaller step_size (now {run.step_size:.3g})"

@@ -96,8 +96,9 @@ def noise(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        The estimates direct and first_order (draws,), full_batch and eq4 (numbers); and delta_s, delta_2 and
-        delta_cross (draws,), the terms of Δ_DP in DPSGD-2020. All are squared distances in weight space.
+        The estimates of Δ(2): direct and first_order (draws,), full_batch and eq4 (numbers). Other quantities
+        are the terms of Δ_DP in DPSGD-2020: delta_s, delta_2 and delta_cross (draws,). All are squared
+        distances in weight space.
 
     Raises:
         InputError: an argument that is not allowed, data without numbered samples, a penalty, or a model
@@ -115,7 +116,7 @@ def noise(
     if lr is None or local_batch is None:
         raise InputError("lr, local_batch: missing, a problem and imported weights have none; give both")
     weights = placed(problem, weights, smallest=2)  # checks them, and moves them to the problem's device
-    check_unpenalized(problem, "Δ(2) is of the data's minibatches")
+    check_unpenalized(problem, "Δ(2) is defined by the loss on data alone")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
     exact_only(problem, "noise")  # refuses a model without second derivatives
@@ -149,16 +150,16 @@ def noise(
     )
 
 
-# Fields of the result that are computed from a draw of minibatches.
+# Names of the result's fields that are computed from a draw of minibatches.
 DELTA_TERMS = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
 
 
 def _delta_terms(
     problem: Problem, weights: Tensor, mean: Tensor, gradient: Tensor
 ) -> Callable[[Tensor], list[Tensor]]:
-    """Return a function that computes DELTA_TERMS divided by lr².
+    """Return a function that computes the quantities named in DELTA_TERMS, each divided by lr², from a draw.
 
-    The function takes the indices (n, local_batch) of the samples in the learners' minibatches.
+    A draw is the indices (n, local_batch) of the samples in the learners' minibatches.
 
     Args:
         problem: the loss.
@@ -188,7 +189,7 @@ def _delta_terms(
             products.append(operator(deviation))
         first_order = mean_row(torch.stack(products))
         perpendicular_delta = perpendicular(delta)
-        perpendicular_s = perpendicular(mean_row(gradients_at_mean))  # of S, the mean over learners
+        perpendicular_s = perpendicular(mean_row(gradients_at_mean))  # g_S: the gradient of all minibatches
         return [  # in the order of DELTA_TERMS
             delta @ delta,
             first_order @ first_order,
@@ -227,9 +228,10 @@ def noise_scale(
 ) -> NoiseScale:
     """Estimate B_simple = tr Σ/‖g‖², the batch at which noise and gradient are equal in size.
 
-    Far below B_simple, a batch of twice the size needs nearly half the steps; far above it, a larger batch
-    saves no steps (McCandlish et al. 2018, arXiv:1812.06162). g is the gradient of the loss at w_a, and Σ the
-    covariance of one sample's gradient: tr Σ = B E‖g_B − g‖² over minibatches drawn with replacement.
+    Far below B_simple, a batch of twice the size needs little more than half the steps. Far above B_simple, a
+    larger batch saves no steps (McCandlish et al. 2018, arXiv:1812.06162). g is the gradient of the loss at
+    w_a, and Σ the covariance of one sample's gradient. tr Σ is B E‖g_B − g‖² over minibatches of B samples,
+    drawn with replacement.
     BatchNorm uses each minibatch's statistics, which makes B_simple depend a little on B. Other layers, such
     as dropout, are in eval mode.
 
@@ -240,11 +242,12 @@ def noise_scale(
             learners' mean gradient is also estimated: from all draws together, and from each draw alone, as a
             training step could.
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
-        gradient: "whole": g of all data; "draws": ‖g‖² from pairs of minibatches, less exact for a small ‖g‖.
+        gradient: "whole": g is computed from all data. "draws": ‖g‖² is the mean of ⟨g_B, g_B'⟩ over pairs of
+            minibatches, which is less exact for a small ‖g‖.
         precondition: a positive diagonal D (P,), or the :func:`landscape.preconditioner` of a checkpoint that
             Adam or a relative trained; each gradient g is replaced by D^{-1/2} g.
         relative_error: draw until the standard error is at most this share of the value.
-        min_draws: the smallest number of draws. A draw is a minibatch at w_a, or one for each learner.
+        min_draws: the smallest number (≥ 2) of draws. A draw is a minibatch at w_a, or one for each learner.
         max_draws: the largest number of draws.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
@@ -280,7 +283,7 @@ def noise_scale(
     if gradient == "whole":
         whole_gradient = finite_gradient(*minibatches.full_batches.loss_and_gradient())
         estimator = ExactGradientEstimator(whole_gradient if scale is None else scale * whole_gradient, batch)
-    else:
+    else:  # from pairs of minibatches, with standard errors by the jackknife
         estimator = JackknifeEstimator(problem.weights, batch)
     center_progress = portion(progress, 0, center_share)
     center = problem.weights[None]
@@ -297,7 +300,7 @@ def noise_scale(
         )
         noises.append(local_noise)
         learner_fields = {f"learner_{name}": value for name, value in vars(local_noise).items()}
-        # ``rounds``: tr Σ and ‖g‖² from each draw alone.
+        # ``rounds``: tr Σ and ‖g‖², estimated from each draw alone. A round is a draw of all learners.
         learner_fields |= local_estimator.rounds() | {"learners": learners, "local_batch": local_batch}
         learner_fields["learner_draws"] = local_estimator.draws
     return NoiseScale(
@@ -310,7 +313,7 @@ def noise_scale(
         relative_error=relative_error,
         converged=all(precision.met(noise.value, noise.standard_error) for noise in noises),
         seed=seed,
-        **setting(minibatches.full_batches),
+        **setting(minibatches.full_batches),  # the loss, number of samples, dtype and BatchNorm's policy
         **about,
     )
 
@@ -409,11 +412,11 @@ def noise_alignment(
     """
     problem, batch = problem_of(problem), required_batch(batch)
     precision = Precision(relative_error, min_draws, max_draws)
-    check_unpenalized(problem, "the noise is of the data's minibatches")
+    check_unpenalized(problem, "the noise is that of the loss on data alone")
     exact_only(problem, "noise_alignment")  # refuses a model without second derivatives
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    problem = minibatches.full_batches  # all data, with the policy for BatchNorm
-    endless_minibatches = iter(minibatches)
+    problem = minibatches.full_batches  # the loss of all data, where BatchNorm uses minibatches' statistics
+    endless_minibatches = (minibatch for (minibatch,) in minibatches)  # each item is of one learner
     first_half, second_half = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
     pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=first_half)
     hessian_products = row_products(fast_hessian(problem))
@@ -423,13 +426,14 @@ def noise_alignment(
     rows = np.zeros((0, 4 + k))  # a row of curvature terms for each minibatch
     while True:
         block = itertools.islice(endless_minibatches, min(BLOCK, max_draws - len(rows)))
-        rows = np.concatenate([rows, curvature_terms([minibatch for (minibatch,) in block])])
-        gradient_curvature, gradient_norm2, noise_curvature, noise_norm2 = rows[:, :4].T
+        rows = np.concatenate([rows, curvature_terms([*block])])
+        # (draws,) each: gᵀHg and ‖g‖² of minibatch gradients g, and the same of their deviations.
+        gradient_forms, gradient_norms2, deviation_forms, deviation_norms2 = rows[:, :4].T
         # The interaction-aware sharpness.
-        ias, ias_error = statistics.ratio(gradient_curvature, gradient_norm2)
+        ias, ias_error = statistics.ratio(gradient_forms, gradient_norms2)
         if precision.enough(len(rows), ias, ias_error, second_half):
             break
-    noise_ratio, noise_ratio_error = statistics.ratio(noise_curvature, noise_norm2)  # tr(HC)/tr C
+    noise_ratio, noise_ratio_error = statistics.ratio(deviation_forms, deviation_norms2)  # tr(HC)/tr C
     squared_deviations = rows[:, 4:]  # (draws, k), along each eigenvector
     gamma, gamma_error, scatter = exponent(pairs.values, squared_deviations)
     return NoiseAlignment(
@@ -440,11 +444,11 @@ def noise_alignment(
         covariance_error=np.array([statistics.standard_error(column) for column in squared_deviations.T]),
         ias=ias,
         ias_error=ias_error,
-        estimates=statistics.ratio_estimates(gradient_curvature, gradient_norm2),
+        estimates=statistics.ratio_estimates(gradient_forms, gradient_norms2),
         noise_curvature=noise_ratio,
         noise_curvature_error=noise_ratio_error,
-        trace_s=float(gradient_norm2.mean()),
-        trace_c=float(noise_norm2.mean()),
+        trace_s=float(gradient_norms2.mean()),
+        trace_c=float(deviation_norms2.mean()),
         grad_norm2=float(gradient.square().sum()),
         gamma=gamma,
         gamma_error=gamma_error,
@@ -490,9 +494,8 @@ def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
         gammas_without_one = np.log(means_without_one) @ x / (x @ x)
     residuals = y - y.mean() - gamma * x
     freedom = len(x) - 2
-    scatter = math.nan
-    if freedom > 0:
-        scatter = math.sqrt(float(residuals @ residuals) / freedom / float(x @ x))
+    scatter = math.sqrt(float(residuals @ residuals) / freedom / float(x @ x)) if freedom > 0 else math.nan
+    # ``error_of``: the jackknife's error, from the values of γ without one draw each.
     return gamma, float(statistics.error_of(gammas_without_one)), scatter
 
 

@@ -97,7 +97,8 @@ def random_plane(
         # Parameter by parameter: a float64 draw of all of θ would take twice the memory.
         for slot in problem.layout.slots:
             views[slot.name].copy_(draw(slot, centers[slot.name]))
-    problem.along_weights(directions)  # in place: zero for padding rows of embeddings, which never move
+    # In place, set directions to zero along weights that never move: padding rows of embeddings.
+    problem.along_weights(directions)
     return Plane(problem.weights, directions, kind="random", norm=norm, seed=seed, ignore=ignore)
 
 
@@ -141,8 +142,8 @@ def between(
         A plane with the networks as markers (2 or 3, 2).
 
     Raises:
-        InputError: another number of networks, a vector of another length, a model with other layers, or
-            networks that cannot be aligned.
+        InputError: fewer than two or more than three networks, a vector whose length is not P, a model or
+            problem that lacks layers of ``problem``, or networks that cannot be aligned.
         OperationError: weights that are equal, on one line or not finite, or tensors whose names or shapes do
             not fit the model.
 
@@ -171,7 +172,7 @@ def between(
     if not u.norm() > rounding:
         raise OperationError("between: the first two weight vectors are equal, they must differ")
     is_random = len(rows) == 2
-    v = double(random_plane(problem, seed=seed).directions[0]) if is_random else rows[2] - rows[0]
+    v = double(random_plane(problem, "none", seed).directions[0]) if is_random else rows[2] - rows[0]
     for _ in range(2):  # the second subtraction removes rounding errors of the first
         v = v - u * (v @ u) / (u @ u)
     if not v.norm() > rounding:
@@ -184,7 +185,7 @@ def between(
     length = f"1 = {float(u.norm()):.3g}"
     axes = f"first to second, {length}", f"{second_axis}, {length}"
     center = rows[0] + middle @ directions
-    plane_seed = seed if is_random else 0  # without a random vector, no seed is used
+    plane_seed = seed if is_random else 0  # the seed of the random vector
     return _plane(problem, center, "between", rows, networks, names, directions, plane_seed, axes=axes)
 
 
@@ -208,7 +209,8 @@ def pca_plane(
         checkpoints' variance (Li et al. 2018, section 7).
 
     Raises:
-        InputError: fewer than three checkpoints, a vector of another length, or a model with other layers.
+        InputError: fewer than three checkpoints, a vector whose length is not P, or a model or problem that
+            lacks layers of ``problem``.
         OperationError: weights that are equal, on one line or not finite, or tensors whose names or shapes do
             not fit the model.
 
@@ -245,7 +247,8 @@ def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) 
         direction in the spread Σ_j ‖w_j − w_a‖².
 
     Raises:
-        InputError: fewer than three learners, a vector of another length, or a model with other layers.
+        InputError: fewer than three learners, a vector whose length is not P, or a model or problem that
+            lacks layers of ``problem``.
         OperationError: learners that are equal, on one line or not finite, or tensors whose names or shapes
             do not fit the model.
 

@@ -61,10 +61,10 @@ def basin_widths(
 
     Each plane has two random directions, which depend only on the seed and the number of weights. On 16 rays
     from the center of a plane, a search finds the point at which the loss has risen by ``rise``. The width is
-    the diameter of the circle whose area these points enclose: twice the root mean square of their distances
-    from the center. If each ray leaves the basin once, the width equals :attr:`.Basins.equivalent_width`,
-    which is measured on a grid. Distances are Euclidean in weight space, and so depend on the scaling of the
-    network.
+    twice the root mean square of the distances of these points from the center. This is the diameter of a
+    circle whose area is that of the region inside the points. If each ray leaves the basin once, the width
+    equals :attr:`.Basins.equivalent_width`, which is measured on a grid. Distances are Euclidean in weight
+    space, and so depend on the scaling of the network.
 
     Args:
         problem: the loss.
@@ -87,12 +87,13 @@ def basin_widths(
         [1.0, 1.0]
     """
     positive("parameters of the model", problem.layout.size, least=2)
+    # On the first plane the search starts where grids end by default: at SPAN times a random direction, whose
+    # length is about √P. On each further plane, the search starts at the distances of the plane before.
     distances = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size))
     widths = []
     report = progress or no_progress
     plane_seeds = np.random.SeedSequence(seed).generate_state(planes).tolist()
     for number, plane_seed in enumerate(plane_seeds, 1):
-        # The search on a plane starts at the distances of the plane before.
         distances = _distances_on_rays(problem, rise, plane_seed, distances)
         widths.append(2 * math.sqrt(float(np.mean(distances**2))))
         report(number / planes)
@@ -106,7 +107,8 @@ def _distances_on_rays(problem: Problem, rise: float, plane_seed: int, start: Ar
     """
     drawn_directions = double(random_plane(problem, seed=plane_seed).directions)
     orthonormal = torch.linalg.qr(drawn_directions.T)[0].T.to(problem.weights)
-    loss = evaluator(problem, problem.weights, orthonormal, ANGLES)
+    # The evaluator chooses its method by the number of points: here one for each angle, or more.
+    loss = evaluator(problem, problem.weights, orthonormal, count=ANGLES)
     base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
     if not math.isfinite(base):
         raise OperationError(f"weights: their loss is {base:g}, above which nothing rises; take others")
@@ -121,7 +123,8 @@ def _distances_on_rays(problem: Problem, rise: float, plane_seed: int, start: Ar
         values = loss(points)["loss"].numpy() - base - rise
         return np.where(np.isfinite(values), values, WALL)
 
-    # The roots are sought in the squared distance, because a quadratic loss is linear in it.
+    # The roots are sought in the squared distance, because a quadratic loss is linear in it. A search ends
+    # when the rise is right within the share WITHIN, or the squared distance within WITHIN / 2 (our choice).
     bracket = elementwise.bracket_root(excess, 0.0, start**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)
     tolerances = {"fatol": WITHIN * rise, "xrtol": WITHIN / 2}
     root = elementwise.find_root(excess, bracket.bracket, args=(RAYS,), tolerances=tolerances)

@@ -47,22 +47,25 @@ FIRST, LONGER, SHORTER, LAST = 2.0, 1.5, 0.4, 1e-3
 PARALLEL = 1e-3
 
 
-class Ascent(NamedTuple):
-    """The result of a search for the largest loss.
+class Rise(NamedTuple):
+    """A rise of the loss above the center: the largest that a search has found, or the mean of two points.
 
-    ``rise``: that loss minus ``base``, the loss at the center. ``residual``: the angle in radians between
-    gradient and displacement, 0 at a maximum on the sphere. ``gradients``: the number of gradients.
+    Attributes:
+        rise: in nats.
+        center_loss: the loss at the center.
+        angle: in radians between gradient and displacement, 0 at a maximum on the sphere, and for a mean.
+        gradients: the number of gradients, or of losses for a mean.
     """
 
     rise: float
-    base: float
-    residual: float
+    center_loss: float
+    angle: float
     gradients: int
 
 
 def _largest_rise(
     problem: Problem, scale: Tensor | None, rho: float, starts: list[Tensor], steps: int
-) -> Ascent:
+) -> Rise:
     """Search the largest rise L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ, and return the largest that was found.
 
     The returned rise is a lower bound of the maximum, because a search can end in a local maximum. The first
@@ -84,17 +87,17 @@ def _largest_rise(
         finite_gradient(loss, gradient)  # refuses a loss or gradient that is not finite
         return loss, gradient if scale is None else gradient.mul_(scale)
 
-    base, slope = loss_and_slope(torch.zeros_like(problem.weights))
+    center_loss, slope = loss_and_slope(torch.zeros_like(problem.weights))
     if float(vector_norm(slope)) > 0:
         starts = [slope, *starts]
-    rise, residual = 0.0, 0.0  # at ε = 0
+    largest_rise, angle = 0.0, 0.0  # at ε = 0
     gradients = 1
     for start in starts:
-        highest_loss, angle, search_gradients = _climb(loss_and_slope, rho, start, steps)
+        highest_loss, angle_there, search_gradients = _climb(loss_and_slope, rho, start, steps)
         gradients += search_gradients
-        if highest_loss - base > rise:
-            rise, residual = highest_loss - base, angle
-    return Ascent(rise, base, residual, gradients)
+        if highest_loss - center_loss > largest_rise:
+            largest_rise, angle = highest_loss - center_loss, angle_there
+    return Rise(largest_rise, center_loss, angle, gradients)
 
 
 def _climb(
@@ -138,8 +141,9 @@ STEPS, STARTS = 20, 1
 
 
 @analysis(
-    # Scale, starts, two displacements with their gradients, and moved weights.
-    lambda problem, starts, **_: needs.need(problem, 8 + starts + 2 * needs.double(problem), 2),
+    # Vectors: the random starts; eight others (scale, slope at 0, two displacements with their gradients,
+    # moved weights, a chunk's gradient); and two in float64, for the angle.
+    lambda problem, starts, **_: needs.need(problem, 8 + starts + 2 * needs.double(problem), activations=2),
     shorter="a larger relative_error= or a smaller max_draws=",
     group="Measure curvature",
     options={"rho": {"metavar": "ρ,…", "each": True}},
@@ -168,8 +172,8 @@ def sharpness(
     is |w| if ``adaptive``, else 1. This follows Andriushchenko et al. (arXiv 2302.07011), who take
     ``adaptive`` from Kwon et al. 2021 and ``m`` from Foret et al. 2021; but logits are not normalized. The
     pairs ±δ and the search for the largest rise are our choice. Over modern networks, sharpness has a low,
-    sometimes negative correlation with the test error (arXiv 2302.07011). BatchNorm has the problem's
-    statistics at all weights.
+    sometimes negative correlation with the test error (arXiv 2302.07011). At all weights, BatchNorm uses
+    the statistics that ``problem`` prescribes, by default those of its model.
 
     Args:
         problem: the loss; or a run, on its training set.
@@ -211,52 +215,54 @@ def sharpness(
     if m is not None and m > problem.samples:
         raise InputError(f"m: {m} is not allowed, the data has {problem.samples} samples")
     is_worst = kind == "worst"
+    # Stream 0 of the seed is for minibatches, and stream 1 for displacements and starts.
     rng = generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
     is_single_search = is_worst and m is None  # over all samples: there is nothing to draw
-    # Draws ±δ over all samples share one loss at the center. None: each minibatch or search computes its own.
-    center_loss = None if is_worst or m is not None else problem.loss()
+    # Draws ±δ over all samples share the loss at the center. Minibatches and searches compute their own.
+    shared_center_loss = None if is_worst or m is not None else problem.loss()
 
-    ascents: list[Ascent] = []
+    measured_rises: list[Rise] = []
     report = reporter(progress)
     for minibatch in _minibatches(problem, m, seed):
         count = starts if is_worst else 1
+        # ``along_weights`` sets a direction to zero along padding rows of embeddings, which never move.
         directions = [problem.along_weights(normal(len(theta), rng).to(theta)) for _ in range(count)]
         if is_worst:
-            ascents.append(_largest_rise(minibatch, scale, rho, directions, steps))
+            measured_rises.append(_largest_rise(minibatch, scale, rho, directions, steps))
         else:
-            ascents.append(_mean_rise(minibatch, scale, rho * directions[0], center_loss))
-        rises = np.array([ascent.rise for ascent in ascents])
+            measured_rises.append(_mean_rise(minibatch, scale, rho * directions[0], shared_center_loss))
+        rises = np.array([measured.rise for measured in measured_rises])
         mean, error = mean_and_error(rises)
-        if is_single_search or precision.enough(len(ascents), mean, error, report):
+        if is_single_search or precision.enough(len(rises), mean, error, report):
             break
     report(1.0)
-    settings: dict[str, Any] = {"kind": kind, "rho": rho, "adaptive": adaptive, "m": m or 0, "seed": seed}
+    arguments: dict[str, Any] = {"kind": kind, "rho": rho, "adaptive": adaptive, "m": m or 0, "seed": seed}
     return Sharpness(
         values=rises,
         standard_error=0.0 if is_single_search else error,
-        loss=float(np.mean([ascent.base for ascent in ascents])),
+        loss=float(np.mean([measured.center_loss for measured in measured_rises])),
         converged=is_single_search or precision.met(mean, error),
-        residual=float(np.mean([ascent.residual for ascent in ascents])),
-        gradients=sum(ascent.gradients for ascent in ascents) + (0 if center_loss is None else 1),
+        residual=float(np.mean([measured.angle for measured in measured_rises])),
+        gradients=sum(measured.gradients for measured in measured_rises) + (shared_center_loss is not None),
         steps=steps if is_worst else 0,
         starts=starts if is_worst else 0,
         fixed=0 if scale is None else int((scale == 0).sum()),
         parameters=len(theta),
         random_device=rng.device.type,
-        **settings,
+        **arguments,
         **setting(problem),
         **about,
     )
 
 
-def _mean_rise(problem: Problem, scale: Tensor | None, shift: Tensor, base: float | None) -> Ascent:
-    """Return the mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the center, if known."""
-    shift = shift if scale is None else shift * scale
-    base_loss = problem.loss() if base is None else base
-    rise = (problem.loss(problem.weights + shift) + problem.loss(problem.weights - shift)) / 2 - base_loss
+def _mean_rise(problem: Problem, scale: Tensor | None, shift: Tensor, known_loss: float | None) -> Rise:
+    """Return the mean rise at ±δ, in which odd terms cancel. ``known_loss``: at the center; None: unknown."""
+    delta = shift if scale is None else shift * scale
+    center_loss = problem.loss() if known_loss is None else known_loss
+    rise = (problem.loss(problem.weights + delta) + problem.loss(problem.weights - delta)) / 2 - center_loss
     if not math.isfinite(rise):
-        raise OperationError(f"rho: displacements raise the loss from {base_loss:g} by {rise:g}; take less")
-    return Ascent(rise, base_loss, 0.0, 2 + (base is None))
+        raise OperationError(f"rho: displacements raise the loss from {center_loss:g} by {rise:g}; take less")
+    return Rise(rise, center_loss, 0.0, 2 + (known_loss is None))
 
 
 def _minibatches(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
@@ -268,6 +274,7 @@ def _minibatches(problem: Problem, m: int | None, seed: int) -> Iterator[Problem
 
 
 @analysis(
+    # Vectors: those of a search for λ_max; without a search four, for the curvature along a gradient.
     lambda problem, quantities, **_: needs.curved(problem, needs.basis(problem, 1) if quantities else 4),
     shorter="a larger relative_error=",
     of_the_run=("batch",),
@@ -296,13 +303,13 @@ def batch_sharpness(
     g_B and H_B are gradient and Hessian of the loss of a minibatch B, drawn with replacement. With plain SGD
     and small batches this curvature settles near 2/η, and λ_max of the loss over all samples stays below 2/η
     (Andreyev and Beneventano 2024, arXiv:2412.20553). BatchNorm uses each minibatch's statistics. The loss of
-    every minibatch contains the problem's penalty and weight decay.
+    every minibatch contains the penalty and the weight decay of ``problem``.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: the number of samples in B at w_a; default: the total batch of one step of the run.
-        weights: (n, P), the learners' weights, to also measure each learner on its own minibatches (our
-            choice).
+        weights: (n, P), the learners' weights. With them, each learner is also measured, at its own weights
+            and on its own minibatches. To measure learners is our choice.
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
         lr: η, the learning rate, kept with the result.
         limit: the largest stable ηλ of the update rule, kept with the result.
@@ -336,13 +343,13 @@ def batch_sharpness(
     problem, batch = problem_of(problem), required_batch(batch)
     thetas, local_batch = learners_of(problem, batch, weights, local_batch)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    full_batches = minibatches.full_batches
+    all_data = minibatches.full_batches  # the problem on all samples, in batches if the model has BatchNorm
     # For "auto", a check on a few samples decides between "exact" and "differences" for all minibatches.
-    small_problem = full_batches.on(full_batches.data.few())
+    small_problem = all_data.on(all_data.data.few())
     derivatives = HessianOptions(derivatives=derivatives).at(small_problem).derivatives
     stages = 1 + (thetas is not None) + bool(quantities)  # each has an equal share of the progress bar
     stage_progress = portion(progress, 0, 1 / stages)
-    # Curvature, ‖g_B‖² and errors of the curvature, (draws, 1) each.
+    # (draws, 1) each: curvature, ‖g_B‖², and the curvature's error by differences of gradients.
     center_columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, stage_progress)
     curvature, norm2, _ = center_columns
     all_columns = [center_columns]
@@ -356,7 +363,7 @@ def batch_sharpness(
     lambda_max, residual = math.nan, math.nan
     if quantities:
         stage_progress = portion(progress, 1 - 1 / stages, 1)
-        pairs = top_eigenvalues(full_batches, derivatives=derivatives, seed=seed, progress=stage_progress)
+        pairs = top_eigenvalues(all_data, derivatives=derivatives, seed=seed, progress=stage_progress)
         lambda_max, residual = float(pairs.values[0]), float(pairs.residuals[0])
     return BatchSharpness(
         curvature=curvature[:, 0],
@@ -373,8 +380,8 @@ def batch_sharpness(
         derivatives=derivatives,
         product_error=max(float(columns[2].max()) for columns in all_columns),
         seed=seed,
-        # Minibatches are drawn from all samples; with BatchNorm, full_batches lacks a smaller last batch.
-        **(setting(full_batches) | {"samples": problem.samples}),
+        # Minibatches are drawn from all samples. With BatchNorm, all_data lacks a smaller last batch.
+        **(setting(all_data) | {"samples": problem.samples}),
         **about,
     )
 
@@ -382,9 +389,9 @@ def batch_sharpness(
 def _curvatures(
     minibatches: Minibatches, weights: Tensor, derivatives: str, precision: Precision, progress: Progress
 ) -> Array:
-    """Return curvature, ‖g‖² and error of the curvature at ``weights`` (n, P), as (3, draws, n).
+    """Return curvature, ‖g‖² and the curvature's error by differences, at ``weights`` (n, P): (3, draws, n).
 
-    Minibatches are drawn until ``precision`` is reached.
+    Minibatches are drawn until ``precision`` is reached. The errors are 0 for exact products.
     """
     rows: list[list[tuple[float, ...]]] = []
     for learners_minibatches in minibatches:
@@ -397,7 +404,7 @@ def _curvatures(
 
 
 def _mean_of(columns: Array) -> tuple[float, float]:
-    """Return the mean curvature of (3, draws, n), and its standard error with that of the products."""
+    """Return the mean curvature of (3, draws, n), and its standard error, with the error by differences."""
     value, error = mean_and_error(columns[0].mean(1))
     return value, math.hypot(error, float(columns[2].max()))
 
@@ -436,15 +443,16 @@ def batch_spectrum(
     """Compute the k largest eigenvalues and the smallest of the Hessian of each drawn minibatch.
 
     Park and Kim 2022 show the distribution of these eigenvalues (arXiv 2202.06709, Figure 4). Minibatches are
-    drawn with replacement. BatchNorm uses each minibatch's statistics, and each minibatch's loss contains the
-    problem's penalty and weight decay.
+    drawn with replacement. BatchNorm uses each minibatch's statistics. The loss of every minibatch contains
+    the penalty and the weight decay of ``problem``.
 
     Args:
         problem: the loss, on the training set; or a run.
         batch: the number of samples in a minibatch; default: the run's total batch.
         k: the number of largest eigenvalues.
         draws: the number of minibatches.
-        weight_decay: the factor c of a penalty c/2·‖θ‖² that the problem lacks; its Hessian cI is added.
+        weight_decay: the factor c of a further penalty c/2·‖θ‖², which ``problem`` lacks. The Hessian cI of
+            this penalty is added.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
@@ -472,6 +480,7 @@ def batch_spectrum(
     problem, progress = problem_of(problem), reporter(progress)
     minibatches = Minibatches(problem, required_batch(batch), stream(seed, 0))
     options = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives}
+    # ``full_batches``: the problem on all samples, in batches if the model has BatchNorm.
     whole_hessian = Matrix.of(minibatches.full_batches, seed, about, **options, max_memory=max_memory)
     target = SearchOptions(1, k, residual_tol, max_products)  # the smallest eigenvalue and the k largest
     start = whole_hessian.start()
@@ -488,7 +497,7 @@ def batch_spectrum(
     values = np.stack([pairs.values.numpy() for pairs in results]) + weight_decay
     residuals = np.stack([pairs.residuals.numpy() for pairs in results])
     return BatchSpectrum(
-        # Minibatches are drawn from all samples; with BatchNorm, full_batches lacks a smaller last batch.
+        # Minibatches are drawn from all samples. With BatchNorm, full_batches lacks a smaller last batch.
         **(whole_hessian.about | {"samples": problem.samples}),
         values=values[1:],
         residuals=residuals[1:],

@@ -73,7 +73,7 @@ def spectrum(
     search: Literal["auto", "exact"] = "auto",
     residual_tol: UpToOne = RESIDUAL_TOL,
     max_products: Count = MAX_PRODUCTS,
-    products: Annotated[int, Within(6)] = traces.TRACE_PRODUCTS,
+    products: Annotated[int, Within(least=6)] = traces.TRACE_PRODUCTS,
     draws: Count = traces.DRAWS,
     steps: Count = traces.STEPS,
     seed: Seed = 0,
@@ -131,9 +131,10 @@ def spectrum(
     unsupported = [name for name in QUANTITIES if name in requested - {"trace"}]
     if by_pyhessian and unsupported:
         raise InputError(f"engine: 'pyhessian' is not allowed with {unsupported[0]}, only with k=1 and trace")
-    settings = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
-    more_options = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
-    operand = Matrix.of(problem, seed, about, **settings, **more_options)
+    operand = Matrix.of(
+        problem, seed, about, weights=None, matrix=matrix, part=part, derivatives=derivatives, search=search,
+        max_memory=max_memory, engine=engine, precondition=precondition,
+    )  # fmt: skip
     smallest_count = int("extremes" in requested)
     largest_count = max(k or 0, smallest_count)
     # Each stage has an equal share of the progress bar.
@@ -197,14 +198,14 @@ def at_once(problem: Any) -> int:
     return max(1, min(traces.BLOCK, needs.BASIS_BYTES // (4 * int(problem.weights.nbytes))))
 
 
-def vectors_kept(problem: Any) -> int:
+def kept_count(problem: Any) -> int:
     """Return the number of Ritz vectors that are kept of each block."""
     return max(2, min(KNOWN, needs.BASIS_BYTES // int(problem.weights.nbytes)))
 
 
 def table_need(problem: Any, derivatives: Any, **_: Any) -> Need:
     """Return the need of the Ritz vectors of all blocks, and a search or random vectors with products."""
-    vectors = vectors_kept(problem) + max(1 + needs.basis(problem, 2), 4 * at_once(problem))
+    vectors = kept_count(problem) + max(1 + needs.basis(problem, 2), 4 * at_once(problem))
     return needs.curved(problem, vectors, derivatives=derivatives)
 
 
@@ -289,13 +290,14 @@ def curvature_table(
         block_matrix = Matrix.of(problem, seed, {}, **options, part=names, derivatives=derivatives)
         pairs, result = search_row(block_matrix, number)
         row_pairs.append(pairs)
-        blocks.append(_block(block_matrix, slots, result, vectors_kept(problem)))
+        blocks.append(_block(block_matrix, slots, result, kept_count(problem)))
         del block_matrix, result  # frees the memory of graphs and basis for the next block
-    search_errors = [pairs.product_error for pairs in row_pairs]
     traces_progress = portion(progress, 1 - 1 / stages, 1.0)
-    traces_fields = _traces(whole, blocks, draws, search_errors, traces_progress)
+    fields = whole.about | ends_of(row_pairs) | _traces(whole, blocks, draws, traces_progress)
+    # The largest error of a Hessian product of the searches, or of the whole trace; 0 for exact products.
+    fields["product_error"] = max(fields["product_error"], *(pairs.product_error for pairs in row_pairs))
     return CurvatureTable(
-        **whole.about | ends_of(row_pairs) | traces_fields,
+        **fields,
         met=np.array([pairs.converged for pairs in row_pairs]),
         groups=(WHOLE, *groups),
         sizes=_row_sizes(whole.size, groups),
@@ -333,29 +335,27 @@ def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count:
     return Block(slots, basis, float(values[largest].sum()), basis_trace_error)
 
 
-def _traces(
-    whole: Matrix, blocks: Sequence[Block], draws: int, search_errors: Sequence[float], progress: Progress
-) -> dict[str, Any]:
+def _traces(whole: Matrix, blocks: Sequence[Block], draws: int, progress: Progress) -> dict[str, Any]:
     """Return the traces, and their shares of the whole trace, of all parameters and of each block.
 
-    The arrays (1 + blocks,) have all parameters in entry 0.
+    The arrays (1 + blocks,) have all parameters in entry 0. ``product_error`` is the error of the trace of
+    all parameters that is due to differences of gradients.
 
     Args:
         whole: the Hessian of all parameters.
         blocks: the blocks, with the Ritz vectors of their searches.
         draws: the number of random vectors.
-        search_errors: the errors of the searches' products by differences of gradients; 0 for exact products.
         progress: called with the finished share of the draws.
     """
     h, template = whole.operator, whole.start()
     generator = ALONE.generator(stream(whole.seed, 1).initial_seed(), template)
     chunk = at_once(whole.source)
-    forms = []  # z_bᵀ(Hz)_b, (chunk, blocks) each
+    forms = []  # z_bᵀ(Hz)_b of each z without the Ritz vectors of block b, (chunk, blocks) each
     # The errors (blocks,) that differences of gradients cause in the traces; 0 for exact products.
-    product_errors = np.array([block.basis_trace_error for block in blocks])
+    difference_errors = np.array([block.basis_trace_error for block in blocks])
     for start in range(0, draws, chunk):
         z = ALONE.signs(template, min(chunk, draws - start), generator)
-        for block in blocks:
+        for block in blocks:  # z changes in place; the trace along the Ritz vectors is added below
             block.remove_basis(z)
         images = (h @ z.T).T
         forms.append(_block_products(blocks, z, images))
@@ -364,13 +364,13 @@ def _traces(
             verified_image, image_error = h.verified(z[:1])
             norms = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])
             deviations = np.abs(_block_products(blocks, z[:1], images[:1] - verified_image)[0])
-            product_errors += deviations + image_error[0] * norms
+            difference_errors += deviations + image_error[0] * norms
         progress((start + len(z)) / draws)
     block_traces = np.concatenate(forms) + np.array([block.basis_trace for block in blocks])
     columns = np.column_stack((block_traces.sum(1), block_traces))  # (draws, 1 + blocks)
-    product_errors = np.append(product_errors.sum(), product_errors)
+    difference_errors = np.append(difference_errors.sum(), difference_errors)  # of all parameters first
     trace, drawn_error = np.transpose([mean_and_error(column) for column in columns.T])
-    error = np.hypot(drawn_error, product_errors)
+    error = np.hypot(drawn_error, difference_errors)
     share = share_error = np.full(len(trace), np.nan)
     if abs(trace[0]) > SIGNIFICANT * error[0]:
         share = trace / trace[0]
@@ -378,10 +378,10 @@ def _traces(
         # share is the standard error of the mean of these residuals, divided by the whole trace.
         residuals = columns - np.outer(columns[:, 0], share)
         drawn_share_error = [mean_and_error(column)[1] for column in residuals.T]
-        product_share_error = np.append(0.0, product_errors[1:] + np.abs(share[1:]) * product_errors[0])
+        product_share_error = np.append(0.0, difference_errors[1:] + np.abs(share[1:]) * difference_errors[0])
         share_error = np.hypot(drawn_share_error, product_share_error) / abs(trace[0])
     fields = {"trace": trace, "trace_error": error, "share": share, "share_error": share_error}
-    return fields | {"product_error": max(product_errors[0], *search_errors)}
+    return fields | {"product_error": difference_errors[0]}
 
 
 def _block_products(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
@@ -416,9 +416,9 @@ def loss_change(
     """Divide the change L(θ + d) − L(θ) in a step d into ⟨g, d⟩ + ½ dᵀHd + remainder, in total and by layer.
 
     d is the step that an optimizer made, with momentum, weight decay and averaging; g and H are the gradient
-    and the Hessian at θ. Each group a of parameters has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b:
-    curvature within the group (b = a) and between groups. The remainder, of third order and more, is not
-    divided among groups.
+    and the Hessian at θ. Group i of the parameters has the terms ⟨g_i, d_i⟩ and ½ Σ_j d_iᵀH_ij d_j. The
+    second term is the curvature within the group (j = i) and between groups. The remainder, of third order
+    and more, is not divided among groups.
 
     Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple: the
     smallest m with L(θ + md) > L(θ), with an error of 1%. The critical sharpness of arXiv 2601.16979 is
@@ -453,7 +453,8 @@ def loss_change(
         >>> round(change.critical_multiple, 1)
         4.0
     """
-    problem = in_full_precision(problem_of(problem))  # half precision leaves a step two digits
+    # In half precision, the difference of the two weight vectors would have only two correct digits.
+    problem = in_full_precision(problem_of(problem))
     before = network_of(problem, before, "before").theta
     after = network_of(problem, after, "after").theta
     step = after - before
@@ -462,7 +463,7 @@ def loss_change(
         raise InputError("after: it is equal to before, there must be a step between them")
     groups = problem.layout.groups(by)
     options: dict[str, Any] = {"weights": before, "derivatives": derivatives, "max_memory": max_memory}
-    operand = Matrix.of(problem, 0, about, **options, matrix="hessian", part=None)
+    operand = Matrix.of(problem, seed=0, about=about, **options, matrix="hessian", part=None)
     h = operand.operator
     loss_before, g = problem.loss_and_gradient(before)
     finite_gradient(loss_before, g)  # refuses a loss or gradient that is not finite
@@ -472,13 +473,13 @@ def loss_change(
     report = reporter(progress)
 
     def products_with_step(vector: Tensor) -> Array:
-        """Return ⟨vector_a, d_a⟩ for each group a."""
+        """Return ⟨vector_i, d_i⟩ for each group i."""
         products = []
         for slots in groups.values():
             products.append(sum(float(inner(vector[slot.place], step[slot.place])) for slot in slots))
         return np.array(products)
 
-    between = np.zeros((len(groups), len(groups)))  # ½ d_aᵀH_ab d_b
+    between = np.zeros((len(groups), len(groups)))  # ½ d_iᵀH_ij d_j
     product_error = 0.0
     for index, slots in enumerate(groups.values()):
         group_step = put(torch.zeros_like(step), slots, cut(step, slots))

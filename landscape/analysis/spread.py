@@ -52,7 +52,7 @@ ROUNDING = 1e-10
 
 
 @analysis(
-    # Weights and deviations, a search and its vectors.
+    # Vectors: the learners' weights and deviations, and those of a search for eigenvectors.
     lambda problem, weights, k, **_: needs.curved(
         problem, 2 * needs.rows(weights) + needs.several(problem, k)
     ),
@@ -79,7 +79,8 @@ def disagreement(
 
     Learners of local SGD differ mostly along these directions (arXiv 2605.27739). Further results are the
     share of the gradient in these directions, and the second-order cost of the spread, ½ tr(HC), where C is
-    the learners' covariance. BatchNorm has the problem's statistics at all weights.
+    the learners' covariance. At all weights, BatchNorm uses the statistics that ``problem`` prescribes, by
+    default those of its model.
 
     Args:
         problem: the loss; or a run, on its training set.
@@ -349,7 +350,7 @@ def smoothing(
     vectors = torch.from_numpy(eigenpairs.vectors).to(mean.device)
     h = fast_hessian(problem, mean)
     variances_along = double(deviations @ vectors.T).square().sum(0) / len(weights)  # along vectors
-    trace_hs = sum(float(double(d) @ double(h(d))) for d in deviations) / len(weights)
+    trace_hs = sum(float(double(d) @ double(h(d))) for d in deviations) / len(weights)  # tr(HΣ)
     # Without a trajectory there is one point, and no step.
     trajectory = mean[None] if trajectory is None else trajectory.to(mean)
     lengths = double(trajectory[1:] - trajectory[:-1]).norm(dim=1)
@@ -363,6 +364,7 @@ def smoothing(
         """Return the loss that is smoothed by the spread of a ``kind``."""
 
         def shift(i: int) -> Tensor:
+            # ``along_weights``: δ is zero along padding rows of embeddings, which never move.
             return problem.along_weights(displacement(deviations, kind, variance, seed, i))
 
         return _SmoothedLoss(problem, mean, shift, draws)
@@ -375,7 +377,7 @@ def smoothing(
         if not np.isfinite(losses).all():
             raise OperationError(f"weights: their {kind} spread reaches infinite losses; take others")
         search_progress = portion(kind_progress, 0, 0.5)
-        row = smoothed.largest_eigenvalue(vectors[0], residual_tol, seed, search_progress)
+        row = smoothed.eigenvalue_fields(vectors[0], residual_tol, seed, search_progress)
         converged = converged and bool(row.pop("converged"))
         row["loss_smooth"], row["loss_smooth_se"] = statistics.mean_and_error(losses)
         row["lipschitz_smooth"], row["lipschitz_smooth_se"] = smoothed.lipschitz(trajectory, lengths)
@@ -419,7 +421,10 @@ def displacement(spread: Tensor, kind: str, variance: float, seed: int, i: int) 
 
 @dataclass(frozen=True)
 class _SmoothedLoss:
-    """The mean of the losses at mean ± δ_i over ``draws`` pairs i; δ_i = shift(i), (P,)."""
+    """The mean of the losses at mean ± δ_i over ``draws`` pairs i; δ_i = shift(i), (P,).
+
+    H_i is the mean of the two Hessians of pair i.
+    """
 
     problem: Problem
     mean: Tensor
@@ -435,43 +440,44 @@ class _SmoothedLoss:
         return np.mean(losses, axis=1)
 
     def products(self) -> Callable[[Tensor], Iterator[Tensor]]:
-        """Return a function of v (P,) that yields the product (P,) of each pair's mean Hessian with v.
+        """Return a function of v (P,) that yields H_i v (P,) for each pair i.
 
         The Hessians of a model that is a chain of layers are stored if they need at most 1 GiB and fit into
         the spare memory. Otherwise Hessians are computed again for each v.
         """
         problem, point_bytes = self.problem, ChainHessian.saved_bytes(self.problem)  # None: no chain
-        size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # pairs ±δ_i in a group
+        size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # pairs in a group
+        # Groups of pairs i whose products are computed together.
         groups = [range(start, min(start + size, self.draws)) for start in range(0, self.draws, size)]
         is_stored = point_bytes is not None and 2 * self.draws * point_bytes <= min(GRAPH_BYTES, spare())
 
-        def make_operator(pairs: range) -> Callable[[Tensor], Tensor]:
-            """Return the function from v (P,) to the products (pairs, P)."""
-            points = torch.stack([self.mean + sign * self.shift(i) for i in pairs for sign in (1, -1)])
+        def make_operator(group: range) -> Callable[[Tensor], Tensor]:
+            """Return the function from v (P,) to H_i v of the pairs i in ``group``, (len(group), P)."""
+            points = torch.stack([self.mean + sign * self.shift(i) for i in group for sign in (1, -1)])
             if point_bytes is not None:
                 hessians = ChainHessian(problem, points)
-                return lambda v: hessians(v.expand(len(points), -1)).view(len(pairs), 2, -1).mean(1)
+                return lambda v: hessians(v.expand(len(points), -1)).view(len(group), 2, -1).mean(1)
             # Without a chain, a group is one pair.
             plus, minus = (HessianOperator(problem, p, derivatives="exact", graph_bytes=0) for p in points)
             return lambda v: ((plus(v) + minus(v)) / 2)[None]
 
-        stored_operators = [make_operator(pairs) for pairs in groups] if is_stored else []
+        stored_operators = [make_operator(group) for group in groups] if is_stored else []
 
         def products(v: Tensor) -> Iterator[Tensor]:
-            for number, pairs in enumerate(groups):
-                operator = stored_operators[number] if is_stored else make_operator(pairs)
+            for number, group in enumerate(groups):
+                operator = stored_operators[number] if is_stored else make_operator(group)
                 yield from operator(v)
 
         return products
 
-    def largest_eigenvalue(
+    def eigenvalue_fields(
         self, first_guess: Tensor, residual_tol: float, seed: int, progress: Progress
     ) -> dict[str, Any]:
-        """Return λ_max of the mean Hessian with errors; the search starts near ``first_guess`` (P,).
+        """Return the fields on λ_max of the mean of all H_i; the search starts near ``first_guess`` (P,).
 
-        The standard error is that of vᵀHv over the pairs, where v is the eigenvector. The component of Hv
-        that is orthogonal to v also differs between the pairs. This biases λ_max by about the squared
-        standard error of this component's mean, divided by λ_max.
+        Let v be the eigenvector. The standard error of λ_max is computed from the numbers vᵀH_i v of the
+        pairs i. The components of H_i v orthogonal to v also differ. This biases λ_max by about the squared
+        standard error of the mean of these components, divided by λ_max.
         """
         products = self.products()
 
@@ -504,9 +510,9 @@ class _SmoothedLoss:
     def lipschitz(self, trajectory: Tensor, lengths: Tensor) -> tuple[Array, Array]:
         """Return ‖Δ∇L_Σ‖/‖Δw‖ of each step of ``trajectory`` (S + 1, P), and the standard errors, (S,) each.
 
-        ``lengths`` (S,) are ‖Δw‖ of each step. Each pair ±δ_i gives a change Δ∇L. The standard error is that
-        of the components of these changes along their mean. A ratio that is no larger than its error is
-        overestimated, because noise adds to the norm.
+        ``lengths`` (S,) are ‖Δw‖ of each step. Each pair i gives a change c_i (P,) of the gradient, and Δ∇L_Σ
+        is the mean of all c_i. The standard error is computed from the components of c_i along Δ∇L_Σ. A ratio
+        that is no larger than its error is overestimated, because noise adds to the norm.
         """
         ratios, errors = list[float](), list[float]()
 
@@ -522,7 +528,7 @@ class _SmoothedLoss:
             after = [pair_gradient(w, i) for i in range(self.draws)]
             changes = [new - old for old, new in zip(before, after, strict=True)]
             mean_change = torch.stack(changes).mean(0)
-            size = float(vector_norm(mean_change))
+            size = float(vector_norm(mean_change))  # ‖Δ∇L_Σ‖
             components = [float(inner(change, mean_change)) / size if size else 0.0 for change in changes]
             ratios.append(size / length)
             errors.append(statistics.standard_error(np.array(components)) / length)
@@ -552,7 +558,7 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
         >>> counts.counts.shape, int((counts.counts[0] > 0).sum())
         ((5, 10), 4)
     """
-    fit("run", run, Checkpoint)
+    fit("run", run, Checkpoint)  # refuses all other types
     if not set(NAMES) <= run.shared.keys():  # NAMES: the arrays of a run whose data are divided
         reason = "its learners have no parts of their own; set the recipe's key data.split"
         raise OperationError(f"{run.path or 'run'}: {reason}")
