@@ -326,7 +326,7 @@ def average(
     if is_sharded:  # ``on_all``: an error on one rank is raised on all ranks
         on_all(given_problem, partial(_check_sharded, given_problem, weights, factor_pairs, bn_samples))
     read_members = partial(_members, given_problem, problem, weights, base, labels)
-    # half_types: the parameters that a network stores in float16 or bfloat16, and these types, by name.
+    # half_types: by name, the type of each parameter that a network stores in float16 or bfloat16.
     members, half_types = on_all(given_problem, read_members)
     n = len(members)
     if is_sharded:  # the ranks have compared only types and shapes of arrays: compare the numbers
@@ -359,7 +359,7 @@ def average(
     )
     reporter(progress)(1.0)
     space = "products" if to_products else "weights"
-    if not factors and pairs_of(given_problem.layout, PEFT):  # adapters, whose products the caller leaves out
+    if not factors and pairs_of(given_problem.layout, PEFT):  # adapters whose factors are averaged themselves
         space = "factors"
     type_names = sorted({str(dtype).removeprefix("torch.") for dtype in half_types.values()})
     labels = labels or [str(k) for k in range(n - has_base)]  # the base is named below

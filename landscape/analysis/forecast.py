@@ -109,8 +109,8 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
     search depends on the spectrum: the forecast was right to a factor of 2 on networks from the start of
     training to its end. A search with ``search="auto"`` can be faster.
 
-    Where further memory makes a call faster, the call may exceed the forecast: by half of the memory that
-    then remains free or, with ``max_memory``, up to this limit.
+    Where further memory makes a call faster, the call may take more memory than forecast: half of what then
+    remains free or, with ``max_memory``, all memory up to this limit.
 
     Args:
         function: the analysis, such as :func:`landscape.contour`.

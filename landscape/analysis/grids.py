@@ -175,7 +175,7 @@ def contour(
 
     dispatch_options = {"progress": reporter(progress), "min_per_process": evaluate.block}
     dispatch = _dispatch(execution, save, current_surface, **dispatch_options)
-    # The losses on a part of the samples guide the choice of points. Without such a part, this is None.
+    # Losses on a part of the samples guide the choice of points. evaluate_part: None if they save no time.
     evaluate_part = _part_evaluator(problem, result_grid, center, directions, evaluate)
     other_columns = [name for name in result_grid.columns if name != "loss"]
     fields |= result_grid.complete(evaluate, dispatch, ("loss",), other_columns, plane.seed, evaluate_part)
@@ -268,7 +268,7 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
 
 
 def _batchnorm_policy(problem: Problem, bn: str | None, networks: Sequence[Network], count: int) -> str:
-    """Return the policy of BatchNorm: ``bn``, or the default for ``count`` networks, known or from a file."""
+    """Return BatchNorm's policy: ``bn``, or the default for ``count`` networks, some of them unknown."""
     if bn is not None or not count or problem.batchnorm.name != "center":
         return bn or "center"
     same = len(networks) == count and all(network.shares_statistics(problem) for network in networks)
@@ -278,7 +278,7 @@ def _batchnorm_policy(problem: Problem, bn: str | None, networks: Sequence[Netwo
 def _batchnorm_fields(
     given_problem: Problem, evaluated: Problem, networks: Sequence[Network], labels: Sequence[str]
 ) -> dict[str, Any]:
-    """Return losses with the networks' own BatchNorm statistics, and whose ``evaluated`` uses everywhere."""
+    """Return the result's fields about BatchNorm's statistics, ``own_loss`` and ``statistics_of``."""
     if not layers_with_statistics(given_problem.model):
         return {}
     named = zip(labels, networks, strict=False)
@@ -414,7 +414,7 @@ def line(
     # A line is computed as a plane whose second direction is zero.
     directions = torch.stack((direction, torch.zeros_like(direction)))
     evaluate = evaluator(problem, start, directions, result_grid.min_computed_points, method=method)
-    # The losses on a part of the samples guide the choice of points. Without such a part, this is None.
+    # Losses on a part of the samples guide the choice of points. evaluate_part: None if they save no time.
     evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)
     dispatch = Dispatch(progress=reporter(progress))
     other_columns = [name for name in result_grid.columns if name != "loss"]

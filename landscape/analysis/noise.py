@@ -416,7 +416,8 @@ def noise_alignment(
     exact_only(problem, "noise_alignment")  # refuses a model without second derivatives
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem = minibatches.full_batches  # the loss of all data, where BatchNorm uses minibatches' statistics
-    endless_minibatches = (minibatch for (minibatch,) in minibatches)  # each item is of one learner
+    # An item of ``minibatches`` is a tuple with a minibatch for each learner: here one.
+    endless_minibatches = (minibatch for (minibatch,) in minibatches)
     first_half, second_half = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
     pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=first_half)
     hessian_products = row_products(fast_hessian(problem))
@@ -427,7 +428,7 @@ def noise_alignment(
     while True:
         block = itertools.islice(endless_minibatches, min(BLOCK, max_draws - len(rows)))
         rows = np.concatenate([rows, curvature_terms([*block])])
-        # (draws,) each: gᵀHg and ‖g‖² of minibatch gradients g, and the same of their deviations.
+        # (draws,) each: gᵀHg and ‖g‖² of minibatch gradients g, and dᵀHd and ‖d‖² of their deviations d.
         gradient_forms, gradient_norms2, deviation_forms, deviation_norms2 = rows[:, :4].T
         # The interaction-aware sharpness.
         ias, ias_error = statistics.ratio(gradient_forms, gradient_norms2)

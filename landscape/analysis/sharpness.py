@@ -53,7 +53,8 @@ class Rise(NamedTuple):
     Attributes:
         rise: in nats.
         center_loss: the loss at the center.
-        angle: in radians between gradient and displacement, 0 at a maximum on the sphere, and for a mean.
+        angle: the angle in radians between gradient and displacement where the search ended, 0 at a maximum
+            on the sphere; 0 for a mean.
         gradients: the number of gradients, or of losses for a mean.
     """
 
@@ -218,7 +219,7 @@ def sharpness(
     # Stream 0 of the seed is for minibatches, and stream 1 for displacements and starts.
     rng = generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
     is_single_search = is_worst and m is None  # over all samples: there is nothing to draw
-    # Draws ±δ over all samples share the loss at the center. Minibatches and searches compute their own.
+    # Draws ±δ over all samples share the loss at the center. Minibatches and searches compute it (None).
     shared_center_loss = None if is_worst or m is not None else problem.loss()
 
     measured_rises: list[Rise] = []

@@ -198,14 +198,14 @@ def at_once(problem: Any) -> int:
     return max(1, min(traces.BLOCK, needs.BASIS_BYTES // (4 * int(problem.weights.nbytes))))
 
 
-def kept_count(problem: Any) -> int:
+def ritz_vector_count(problem: Any) -> int:
     """Return the number of Ritz vectors that are kept of each block."""
     return max(2, min(KNOWN, needs.BASIS_BYTES // int(problem.weights.nbytes)))
 
 
 def table_need(problem: Any, derivatives: Any, **_: Any) -> Need:
     """Return the need of the Ritz vectors of all blocks, and a search or random vectors with products."""
-    vectors = kept_count(problem) + max(1 + needs.basis(problem, 2), 4 * at_once(problem))
+    vectors = ritz_vector_count(problem) + max(1 + needs.basis(problem, 2), 4 * at_once(problem))
     return needs.curved(problem, vectors, derivatives=derivatives)
 
 
@@ -290,7 +290,7 @@ def curvature_table(
         block_matrix = Matrix.of(problem, seed, {}, **options, part=names, derivatives=derivatives)
         pairs, result = search_row(block_matrix, number)
         row_pairs.append(pairs)
-        blocks.append(_block(block_matrix, slots, result, kept_count(problem)))
+        blocks.append(_block(block_matrix, slots, result, ritz_vector_count(problem)))
         del block_matrix, result  # frees the memory of graphs and basis for the next block
     traces_progress = portion(progress, 1 - 1 / stages, 1.0)
     fields = whole.about | ends_of(row_pairs) | _traces(whole, blocks, draws, traces_progress)
