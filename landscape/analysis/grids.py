@@ -268,7 +268,7 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
 
 
 def _batchnorm_policy(problem: Problem, bn: str | None, networks: Sequence[Network], count: int) -> str:
-    """Return BatchNorm's policy: ``bn``, or the default for ``count`` networks, some of them unknown."""
+    """Return ``bn``, or the default policy of BatchNorm for ``count`` networks; ``networks``: those known."""
     if bn is not None or not count or problem.batchnorm.name != "center":
         return bn or "center"
     same = len(networks) == count and all(network.shares_statistics(problem) for network in networks)
@@ -276,7 +276,7 @@ def _batchnorm_policy(problem: Problem, bn: str | None, networks: Sequence[Netwo
 
 
 def _batchnorm_fields(
-    given_problem: Problem, evaluated: Problem, networks: Sequence[Network], labels: Sequence[str]
+    given_problem: Problem, problem_on_grid: Problem, networks: Sequence[Network], labels: Sequence[str]
 ) -> dict[str, Any]:
     """Return the result's fields about BatchNorm's statistics, ``own_loss`` and ``statistics_of``."""
     if not layers_with_statistics(given_problem.model):
@@ -286,7 +286,7 @@ def _batchnorm_fields(
     owner = owners[0] if owners else "the problem's model"
     return {
         "own_loss": np.array([network.own_loss(given_problem) for network in networks]),
-        "statistics_of": owner if labels and evaluated.batchnorm.name == "center" else "",
+        "statistics_of": owner if labels and problem_on_grid.batchnorm.name == "center" else "",
     }
 
 

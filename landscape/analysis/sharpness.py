@@ -169,8 +169,8 @@ def sharpness(
 ) -> Sharpness:
     """Measure the rise of the loss within a radius: the (adaptive) m-sharpness.
 
-    It is the largest rise L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or the mean rise over δ/c ~ N(0, ρ²). The scale c
-    is |w| if ``adaptive``, else 1. This follows Andriushchenko et al. (arXiv 2302.07011), who take
+    Sharpness is the largest rise L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or the mean rise over δ/c ~ N(0, ρ²). The
+    scale c is |w| if ``adaptive``, else 1. This follows Andriushchenko et al. (arXiv 2302.07011), who take
     ``adaptive`` from Kwon et al. 2021 and ``m`` from Foret et al. 2021; but logits are not normalized. The
     pairs ±δ and the search for the largest rise are our choice. Over modern networks, sharpness has a low,
     sometimes negative correlation with the test error (arXiv 2302.07011). At all weights, BatchNorm uses
@@ -219,7 +219,7 @@ def sharpness(
     # Stream 0 of the seed is for minibatches, and stream 1 for displacements and starts.
     rng = generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
     is_single_search = is_worst and m is None  # over all samples: there is nothing to draw
-    # Draws ±δ over all samples share the loss at the center. Minibatches and searches compute it (None).
+    # Draws ±δ over all samples share one loss at the center. In other cases each draw computes its own.
     shared_center_loss = None if is_worst or m is not None else problem.loss()
 
     measured_rises: list[Rise] = []

@@ -420,9 +420,9 @@ def loss_change(
     second term is the curvature within the group (j = i) and between groups. The remainder, of third order
     and more, is not divided among groups.
 
-    Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple: the
-    smallest m with L(θ + md) > L(θ), with an error of 1%. The critical sharpness of arXiv 2601.16979 is
-    2/(αm).
+    Further results are the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662) and the critical multiple,
+    which is the smallest m with L(θ + md) > L(θ), with an error of 1%. The critical sharpness of arXiv
+    2601.16979 is 2/(αm).
 
     Args:
         problem: the loss, or a run.
