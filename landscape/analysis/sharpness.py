@@ -174,7 +174,7 @@ def sharpness(
     ``adaptive`` from Kwon et al. 2021 and ``m`` from Foret et al. 2021; but logits are not normalized. The
     pairs ±δ and the search for the largest rise are our choice. Over modern networks, sharpness has a low,
     sometimes negative correlation with the test error (arXiv 2302.07011). At all weights, BatchNorm uses
-    the statistics that ``problem`` prescribes, by default those of its model.
+    the statistics that the problem prescribes, by default those of its model.
 
     Args:
         problem: the loss; or a run, on its training set.
@@ -304,7 +304,7 @@ def batch_sharpness(
     g_B and H_B are gradient and Hessian of the loss of a minibatch B, drawn with replacement. With plain SGD
     and small batches this curvature settles near 2/η, and λ_max of the loss over all samples stays below 2/η
     (Andreyev and Beneventano 2024, arXiv:2412.20553). BatchNorm uses each minibatch's statistics. The loss of
-    every minibatch contains the penalty and the weight decay of ``problem``.
+    every minibatch contains the penalty and the weight decay of the problem.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
@@ -445,14 +445,14 @@ def batch_spectrum(
 
     Park and Kim 2022 show the distribution of these eigenvalues (arXiv 2202.06709, Figure 4). Minibatches are
     drawn with replacement. BatchNorm uses each minibatch's statistics. The loss of every minibatch contains
-    the penalty and the weight decay of ``problem``.
+    the penalty and the weight decay of the problem.
 
     Args:
         problem: the loss, on the training set; or a run.
         batch: the number of samples in a minibatch; default: the run's total batch.
         k: the number of largest eigenvalues.
         draws: the number of minibatches.
-        weight_decay: the factor c of a further penalty c/2·‖θ‖², which ``problem`` lacks. The Hessian cI of
+        weight_decay: the factor c of a penalty c/2·‖θ‖² in addition to that of the problem. The Hessian cI of
             this penalty is added.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.

@@ -79,7 +79,7 @@ def disagreement(
 
     Learners of local SGD differ mostly along these directions (arXiv 2605.27739). Further results are the
     share of the gradient in these directions, and the second-order cost of the spread, ½ tr(HC), where C is
-    the learners' covariance. At all weights, BatchNorm uses the statistics that ``problem`` prescribes, by
+    the learners' covariance. At all weights, BatchNorm uses the statistics that the problem prescribes, by
     default those of its model.
 
     Args:
