@@ -30,22 +30,29 @@ MAX_CHUNK = 10_000
 
 @dataclass
 class _Layer:
-    """A linear layer and the element-wise functions after it."""
+    """A linear layer, by its parameters' names in the layout, and the element-wise functions after it.
 
-    step: LinearLayer
+    A layer without bias has the name None.
+    """
+
+    weight_name: str
+    bias_name: str | None
     act: nn.Sequential
 
 
 @dataclass
 class _Chunk:
-    """The intermediate values of a chunk, as lists of tensors (K, width, samples) for layers 2 to the last.
+    """A chunk of samples, and intermediate values of the chain at K sets of weights.
+
+    The lists have a tensor (K, width, samples) for each layer but the first.
 
     Attributes:
-        x, y: the inputs (samples, features) and the targets.
-        h: the inputs of the layer.
-        slopes: the first derivatives of the element-wise functions before the layer.
-        curvatures: their second derivatives times the loss's derivatives by their outputs; None for zero.
-        delta: the loss's derivatives by the outputs of the layer.
+        x, y: the inputs of the first layer (samples, features), and the targets.
+        h: the inputs of each layer.
+        slopes: the first derivatives of the element-wise functions before each layer.
+        curvatures: the second derivatives of these functions, times the loss's derivatives by the functions'
+            outputs; None if the second derivatives are zero, and for the Gauss-Newton matrix.
+        delta: the loss's derivatives by the outputs of each layer.
         z: the outputs of the last layer.
     """
 
@@ -76,7 +83,7 @@ class ChainHessian:
         self.problem, self.layers = problem, layers
         self.full = matrix == "hessian"
         views = problem.layout.views(weights)
-        self.weights = [views[layer.step.weight] for layer in layers]
+        self.weights = [views[layer.weight_name] for layer in layers]
         x, y = problem.data.tensors
         widest = max(w.shape[1] for w in self.weights)
         size = max(1, min(MAX_CHUNK, CHUNK_BYTES // (len(weights) * widest * weights.itemsize)))
@@ -94,7 +101,7 @@ class ChainHessian:
         if layers is None or problem.dtype.itemsize < 4:
             return None
         shapes = {slot.name: slot.shape for slot in problem.layout.slots}
-        widths = sum(shapes[layer.step.weight][0] for layer in layers)
+        widths = sum(shapes[layer.weight_name][0] for layer in layers)
         return 4 * widths * problem.data.samples * problem.weights.itemsize
 
     def select(self, rows: Sequence[int]) -> None:
@@ -114,13 +121,13 @@ class ChainHessian:
         h: list[Tensor] = []
         firsts: list[Tensor] = []
         seconds: list[Tensor | None] = []
-        first = views[self.layers[0].step.weight]
+        first = views[self.layers[0].weight_name]
         z = (first.flatten(0, 1) @ x.T).view(len(first), -1, len(x))
         for k, layer in enumerate(self.layers):
             if k:
-                z = views[layer.step.weight] @ h[-1]
-            if layer.step.bias:
-                z = z + views[layer.step.bias].unsqueeze(2)
+                z = views[layer.weight_name] @ h[-1]
+            if layer.bias_name:
+                z = z + views[layer.bias_name].unsqueeze(2)
             if k < len(self.layers) - 1:
                 a, first, second = _derivatives(layer.act, z)
                 h.append(a)
@@ -128,7 +135,7 @@ class ChainHessian:
                 seconds.append(second if self.full else None)
         delta = [self._output_gradient(z, y).detach()]
         for k in range(len(self.layers) - 1, 0, -1):
-            down = views[self.layers[k].step.weight].mT @ delta[0]
+            down = views[self.layers[k].weight_name].mT @ delta[0]
             second = seconds[k - 1]
             seconds[k - 1] = None if second is None else second * down
             delta.insert(0, firsts[k - 1] * down)
@@ -160,15 +167,19 @@ class ChainHessian:
 
     @torch.no_grad()
     def _products(self, vectors: Tensor) -> Tensor:
-        """Return the products with ``vectors``, (K, P) -> (K, P), by Pearlmutter's method (1994)."""
+        """Return the products with ``vectors``, (K, P) -> (K, P), by Pearlmutter's method (1994).
+
+        Each vector is multiplied at its own θ; if there is only one θ, all vectors are multiplied there.
+        """
         layout, count = self.problem.layout, len(vectors)
         v = layout.views(vectors)  # name -> (K, *shape)
         out = torch.zeros_like(vectors)
         sums = layout.views(out)  # views of ``out``, to which the loops below add
         weights = [w.expand(count, -1, -1) for w in self.weights]
-        first_v = v[self.layers[0].step.weight].flatten(0, 1)
+        first_v = v[self.layers[0].weight_name].flatten(0, 1)
         last = len(self.layers) - 1
-        # Layer i computes z from its input, and h = act(z) if i < last. A chunk c stores these values of it:
+        # Layer i computes its output z. If i < last, act(z) = h is the input of layer i + 1. A chunk c has
+        # the input of layer 0, c.x (samples, features), and for layer i these tensors (K, width, samples):
         #   i > 0:    c.h[i - 1], the input;    c.delta[i - 1] = ∂L/∂z
         #   i < last: c.slopes[i] = act′(z);    c.curvatures[i] = act″(z)·∂L/∂h, or None if it is not used
         for c in self.chunks:
@@ -177,35 +188,35 @@ class ChainHessian:
             rhs: list[Tensor] = []
             for i, layer in enumerate(self.layers):
                 if i:
-                    rz = _product(v[layer.step.weight], c.h[i - 1], plus=_product(weights[i], rhs[-1]))
+                    rz = _product(v[layer.weight_name], c.h[i - 1], plus=_product(weights[i], rhs[-1]))
                 else:
                     rz = (first_v @ c.x.T).view(count, -1, len(c.x))
-                if layer.step.bias:
-                    rz += v[layer.step.bias].unsqueeze(2)
+                if layer.bias_name:
+                    rz += v[layer.bias_name].unsqueeze(2)
                 if i < last:
                     rzs.append(rz)
                     rhs.append(rz * c.slopes[i])
             # Backward: r is the derivative along v of ∂L/∂z, from the last layer to the first.
             r = self._output_hvp(c, rz)  # rz: that of the last layer
             for i in range(last, -1, -1):
-                step = self.layers[i].step
-                if step.bias:
-                    sums[step.bias].add_(r.sum(2))
+                weight_name, bias_name = self.layers[i].weight_name, self.layers[i].bias_name
+                if bias_name:
+                    sums[bias_name].add_(r.sum(2))
                 if i == 0:
-                    sums[step.weight].add_((r.flatten(0, 1) @ c.x).view_as(sums[step.weight]))
+                    sums[weight_name].add_((r.flatten(0, 1) @ c.x).view_as(sums[weight_name]))
                     break
-                sums[step.weight].add_(_product(r, c.h[i - 1].mT))
+                sums[weight_name].add_(_product(r, c.h[i - 1].mT))
                 r = _product(weights[i].mT, r)
                 if self.full:  # the Hessian, not its Gauss-Newton part
                     delta = c.delta[i - 1]
-                    sums[step.weight].add_(_product(rhs[i - 1], delta.mT).mT)
-                    r = _product(v[step.weight].mT, delta, plus=r)
+                    sums[weight_name].add_(_product(rhs[i - 1], delta.mT).mT)
+                    r = _product(v[weight_name].mT, delta, plus=r)
                 r = r * c.slopes[i - 1]
                 second = c.curvatures[i - 1]
                 if second is not None:
                     r = torch.addcmul(r, second, rzs[i - 1])
         if self.penalties:
-            # Each θ has a penalty. If all vectors are at one θ, its penalty is repeated for each vector.
+            # There is one penalty for each θ. The penalty of a single θ is repeated for all vectors.
             penalties = self.penalties * (count // len(self.penalties))
             out += torch.stack([penalty(row) for penalty, row in zip(penalties, vectors, strict=True)])
         return out
@@ -258,7 +269,7 @@ def _layers(problem: Problem) -> list[_Layer] | None:
     layers: list[_Layer] = []
     for step in steps:
         if isinstance(step, LinearLayer):
-            layers.append(_Layer(step, nn.Sequential()))
+            layers.append(_Layer(step.weight, step.bias, nn.Sequential()))
         else:
             layers[-1].act.append(step)
     return None if len(layers[-1].act) else layers

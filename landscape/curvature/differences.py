@@ -49,7 +49,7 @@ class Gradient:
     """∇L near some weights in one precision, computed as in training: by backward() in the module itself.
 
     Attributes:
-        coarse: the coarsest known precision in the forward and backward pass.
+        coarse_dtype: the coarsest known precision in the forward and backward pass.
         problem: the loss in that precision, with the BatchNorm statistics at the weights.
     """
 
@@ -57,7 +57,7 @@ class Gradient:
         is_half = problem.checked.get(HALF_INSIDE) or problem.dtype in LOW
         converted = problem if dtype == problem.dtype else problem.to(dtype)
         self.problem, self.slots, self.dtype = converted.at(weights.to(dtype)), slots, dtype
-        self.coarse = torch.bfloat16 if is_half and dtype != torch.float64 else dtype
+        self.coarse_dtype = torch.bfloat16 if is_half and dtype != torch.float64 else dtype
         self.sizes = [slot.size for slot in slots]
         self.weights = weights.to(widest_dtype(problem.device))
 
@@ -86,7 +86,7 @@ class Gradient:
 
     def steps(self) -> list[float]:
         """Return the steps, relative to the weights, from the coarsest to the finest."""
-        eps = torch.finfo(self.coarse).eps
+        eps = torch.finfo(self.coarse_dtype).eps
         steps = [eps ** (1 / 3) * 4.0**-k for k in range(COARSEST, FINEST + 1)]
         return [step for step in steps if step >= LEAST * eps]
 
@@ -128,7 +128,8 @@ class Differences:
         if key not in problem.checked and problem.check != "off":
             self._check(weights)
             problem.checked[key] = True  # False below if its own precision has too large errors
-        if self.finest is not gradient and gradient.coarse not in LOW and problem.checked.get(key, True):
+        may_serve = gradient.coarse_dtype not in LOW and problem.checked.get(key, True)
+        if self.finest is not gradient and may_serve:
             problem.checked[key] = self._serves(gradient)
             self.gradients = gradient if problem.checked[key] else self.finest
         names = [str(g.dtype).removeprefix("torch.") for g in (self.gradients, self.finest)]
@@ -204,8 +205,8 @@ class Differences:
             v = cut(self.problem.along_weights(whole), self.slots)
         return v
 
-    def _epsilon(self, v: Tensor, step: float) -> float:
-        """Return ε for ``v``, such that the changes relative to the weights have length ``step``."""
+    def _step_factor(self, v: Tensor, step: float) -> float:
+        """Return ε such that the change εv has the length ``step`` relative to the weights."""
         change = sum(square / scale for square, scale in zip(self._squares(v), self.scales, strict=True))
         return step / math.sqrt(change) if change else step
 
@@ -216,13 +217,13 @@ class Differences:
 
     def _middle(self, g: Gradient) -> int:
         """Return the index of the best step for smooth networks."""
-        return min(MIDDLE.get(g.coarse, 0) - COARSEST, len(g.steps()) - 2)
+        return min(MIDDLE.get(g.coarse_dtype, 0) - COARSEST, len(g.steps()) - 2)
 
     def _difference(self, g: Gradient, v: Tensor, step: float) -> tuple[Tensor, float]:
         """Return the product with ``v`` by one step, and the disagreement of its one-sided differences."""
         if id(g) not in self._gradients_at_weights:
             self._gradients_at_weights[id(g)] = g()
-        epsilon = self._epsilon(v, step)
+        epsilon = self._step_factor(v, step)
         forward, backward = g(epsilon * v), g(-epsilon * v)
         disagreement = (forward + backward).sub_(self._gradients_at_weights[id(g)], alpha=2).div_(epsilon)
         image = forward.sub_(backward).div_(2 * epsilon)
@@ -238,7 +239,7 @@ class Differences:
             if disagreement <= self.limit * float(image.norm()):
                 return image
             g = self.finest
-        is_exact = g.coarse == torch.float64
+        is_exact = g.coarse_dtype == torch.float64
         first = self._middle(g) + 1 if is_exact else self._middle(g)  # a finer step contains fewer kinks
         for step in g.steps()[first:]:
             image, disagreement = self._difference(g, v, step)
@@ -247,26 +248,18 @@ class Differences:
         return image
 
     def measured(self, v: Tensor, g: Gradient | None = None) -> tuple[Tensor, float]:
-        """Return the product with ``v`` (P',) by the best of several steps, and a bound on its error.
+        """Return the product with ``v`` by the best of several steps, and a bound on the product's error.
 
-        A coarser step has a larger truncation error, and a finer step has more rounding. Both errors are at
-        most about the difference between the products by two neighboring steps. The error from a kink of ReLU
-        also shows in this difference, because the kink contributes unequally to the two products.
-
-        Let d be the disagreement of the forward and the backward difference by a step. If d is more than half
-        of that by the next coarser step, all steps contain kinks. The error of the product may then be
-        √(samples)·d.
-
-        ``v`` has P' entries, one for each parameter in the slots.
-
-        ``g``: the function whose differences are taken; default: the gradient in the finest precision.
+        Args:
+            v: (P',), with an entry for each of the P' parameters of the products.
+            g: the gradient whose differences are taken; default: the gradient in the finest precision.
         """
         g = g or self.finest
         v, steps = self._in_weight_space(v), g.steps()  # steps: from the coarsest to the finest
         differences: dict[int, tuple[Tensor, float]] = {}  # index of a step -> product, disagreement
         middle = self._middle(g)
         # The relative error at which no further step is tried: FINE, or well below GOAL (our choice).
-        goal = FINE if g.coarse == torch.float64 else GOAL / 3
+        goal = FINE if g.coarse_dtype == torch.float64 else GOAL / 3
         # The best step for smooth networks and its two neighbors, then finer steps, then coarser steps.
         order = [middle, middle - 1, middle + 1, *range(middle + 2, len(steps)), *range(middle - 2, -1, -1)]
         error, best = math.inf, middle
@@ -282,14 +275,24 @@ class Differences:
         if self.root is not None:
             gradient = self.root.to(gradient) * gradient
         # With few parameters, the products by two steps often agree by chance. The error is therefore at
-        # least the rounding of gradients and weights; these two errors are in units of the precision.
-        gradient_error = float(self.ranks.norm(gradient)) / self._epsilon(v, steps[best])
-        weight_error = float(self.ranks.norm(image)) / steps[best]
-        rounding = torch.finfo(g.coarse).eps * (gradient_error + weight_error)
+        # least the rounding of gradients and weights.
+        eps = torch.finfo(g.coarse_dtype).eps
+        gradient_rounding = eps * float(self.ranks.norm(gradient)) / self._step_factor(v, steps[best])
+        rounding = gradient_rounding + eps * float(self.ranks.norm(image)) / steps[best]
         return image, max(error, SAFETY * rounding / math.sqrt(self.ranks.size(v)))
 
     def _error(self, differences: dict[int, tuple[Tensor, float]], k: int) -> float:
-        """Return the estimated error of step number ``k``, from the products by its neighboring steps."""
+        """Return the estimated error of the product by step number ``k``.
+
+        A coarser step has a larger truncation error, and a finer step has more rounding. Both errors are at
+        most about the difference between the products by two neighboring steps. The error from a kink of ReLU
+        also shows in this difference, because the kink contributes unequally to the two products.
+
+        Without a kink, the disagreement of the forward and the backward difference falls with the step. The
+        disagreement at step ``k`` should be at most half of the disagreement at the coarser step ``k`` − 1.
+        Otherwise, or if step ``k`` − 1 was not tried, a kink may be near. The error is then taken to be at
+        least √(samples) times the disagreement at step ``k``.
+        """
         image, disagreement = differences[k]
         neighbors = [differences[j][0] for j in (k - 1, k + 1) if j in differences]
         distances = [float(self.ranks.norm(image - neighbor)) for neighbor in neighbors]
@@ -346,7 +349,7 @@ class ShardedGradient(Gradient):
 
     def __init__(self, problem: ShardedProblem, weights: Tensor | None) -> None:
         self.problem: Any = problem
-        self.dtype, self.coarse = problem.dtype, problem.coarse
+        self.dtype, self.coarse_dtype = problem.dtype, problem.coarse
         self.weights = problem.weights if weights is None else weights
 
     def __call__(self, step: Tensor | None = None) -> Tensor:

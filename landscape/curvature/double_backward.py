@@ -66,9 +66,9 @@ def in_full_precision(problem: Problem) -> Problem:
     """Return ``problem`` or, if its weights are in half precision, a copy in float32.
 
     Products in half precision have two or three digits, too few for an eigenvalue search. A model may also
-    compute in half precision inside its forward pass. ``problem.checked[HALF_INSIDE]`` records whether
-    it does; if so, products are computed within :class:`FullPrecision`. A ProblemWarning reports half
-    precision once for each problem.
+    cast to half precision in its forward pass. ``problem.checked[HALF_INSIDE]`` records such casts. Products
+    of such a model are computed within :class:`FullPrecision`. A ProblemWarning reports half precision, of
+    weights or casts, once for each problem.
 
     Raises:
         InputError: the model runs in half precision only.
@@ -85,8 +85,9 @@ def in_full_precision(problem: Problem) -> Problem:
     except LandscapeError:
         raise
     except Exception as error:  # a model that does not run in the full dtype may raise any error
-        if not is_half and not mode.cast_dtypes & {*LOW}:  # the cause is not a conversion to the full dtype
+        if not (is_half or mode.cast_dtypes & {*LOW}):  # neither weights nor casts in half precision
             raise
+        # FOLLOW is the remedy: how to write a model that runs in several precisions.
         words = f"it runs in half precision only ({first_words(error)}), too coarse for second derivatives"
         raise NoSecondDerivative(f"model: {words}; {FOLLOW}") from error
     half_dtypes = mode.cast_dtypes & {*LOW}  # half precision in the forward pass
@@ -112,9 +113,9 @@ MISSING = re.compile(
 AGREEMENT, DISAGREEMENT = 0.05, 0.25
 # Differences of losses are reliable if those over one and two steps differ by at most the share SAME_SHARE,
 # and are at least MIN_ROUNDINGS times the rounding. A gradient is wrong if it differs from them by more than
-# WRONG_FACTOR times their disagreement plus the share WRONG_SHARE: a detached part may be small. BALANCE is
-# the largest factor by which the gradient of a tensor with a small part is raised (our choices).
-SAME_SHARE, WRONG_FACTOR, WRONG_SHARE, MIN_ROUNDINGS, BALANCE = 0.002, 10, 0.001, 1000, 30
+# ALLOWED_FACTOR times their disagreement plus the share ALLOWED_SHARE: a detached part may be small. BALANCE
+# is the largest factor by which the gradient of a tensor with a small part is raised (our choices).
+SAME_SHARE, ALLOWED_FACTOR, ALLOWED_SHARE, MIN_ROUNDINGS, BALANCE = 0.002, 10, 0.001, 1000, 30
 # Numbers that are converted to float64 at once (our choice: 8 MiB).
 SLICE = 2**20
 
@@ -370,7 +371,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
         return put(torch.zeros_like(at), slots, cut(_random_move(problem, number), slots))
 
     eps = torch.finfo(at.dtype).eps
-    # A small loss may be a difference of logits of about 1, with their rounding.
+    # A small loss may come from logits of size 1, and then has the rounding of numbers of size 1.
     rounding = eps * max(1.0, abs(loss))
     # Each step is 30 times as long as the one before (our choice).
     for step in (eps**0.5, 30 * eps**0.5, 900 * eps**0.5):
@@ -380,13 +381,15 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
             for number in group:
                 d = direction_of(number)  # one direction at a time, to save memory
                 rows.append([difference(d, step), difference(d, 2 * step), float(devices.inner(d, gradient))])
-            one_step, two_steps, by_gradient = torch.tensor(rows, dtype=torch.float64).T
-            scale = torch.stack([one_step.norm(), two_steps.norm(), by_gradient.norm()]).max()
+            # Slopes along the directions of the group: by differences over one step, by differences over two
+            # steps, and as the gradient predicts.
+            one_step, two_steps, predicted = torch.tensor(rows, dtype=torch.float64).T
+            scale = torch.stack([one_step.norm(), two_steps.norm(), predicted.norm()]).max()
             exceeds_rounding = 2 * step * scale >= MIN_ROUNDINGS * rounding
             disagreement = (one_step - two_steps).norm()
             is_reliable = bool(exceeds_rounding & (disagreement <= SAME_SHARE * scale))
-            allowed = WRONG_FACTOR * disagreement + WRONG_SHARE * scale
-            if is_reliable and not bool((one_step - by_gradient).norm() <= allowed):
+            allowed = ALLOWED_FACTOR * disagreement + ALLOWED_SHARE * scale
+            if is_reliable and not bool((one_step - predicted).norm() <= allowed):
                 return False
             all_reliable &= is_reliable
         if all_reliable:
@@ -456,10 +459,10 @@ def norm(a: Sequence[Tensor], minus: Sequence[Tensor] | None = None) -> Tensor:
 
 
 def check_differences(
-    problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], vectors: list[Tensor],
+    problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], vector: list[Tensor],
     image: Sequence[Tensor],
 ) -> None:  # fmt: skip
-    """Raise InputError if differences of gradients contradict ``image``, the product of H and ``vectors``.
+    """Raise InputError if differences of gradients contradict ``image``, the Hessian times ``vector``.
 
     Only this check detects a custom backward pass whose own derivative lacks a term (because of detach,
     .data or NumPy).
@@ -468,24 +471,24 @@ def check_differences(
         problem: the loss.
         leaves: the parameters with which the model is called, by name.
         active: the parameters among ``leaves`` by which the loss is differentiated. Their values are changed.
-        vectors, image: one vector and its product with the Hessian H, with a tensor for each of ``active``.
+        vector, image: the vector and the product, each as a list with one tensor for each of ``active``.
     """
     start = [parameter.detach().clone() for parameter in active]
-    ratio = float(norm(start) / norm(vectors))
-    # The step is in units of ``vectors``. The cube root balances rounding and the error of a central
+    ratio = float(norm(start) / norm(vector))
+    # The step is in units of ``vector``. The cube root balances rounding and the error of a central
     # difference. The 1e-3 is for parameters that are zero (our choice).
     step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(ratio, 1e-3)
 
     def gradient_at(t: float) -> list[Tensor]:
-        """Return the gradient at start + t·vectors."""
+        """Return the gradient at start + t·vector."""
         with torch.no_grad():
-            for parameter, at, v in zip(active, start, vectors, strict=True):
+            for parameter, at, v in zip(active, start, vector, strict=True):
                 torch.add(at, v, alpha=t, out=parameter)
         loss = first_loss(problem, leaves)
         return gradients(loss, active) if loss.requires_grad else [torch.zeros_like(a) for a in active]
 
     def difference(t: float) -> list[Tensor]:
-        """Return the central difference of gradients between start − t·vectors and start + t·vectors."""
+        """Return the central difference of gradients between start − t·vector and start + t·vector."""
         pairs = zip(gradient_at(t), gradient_at(-t), strict=True)
         return [(forward - backward).div_(2 * t) for forward, backward in pairs]
 

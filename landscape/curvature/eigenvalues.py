@@ -118,9 +118,9 @@ def eigenpairs(
 ) -> list[RitzPairs]:
     """Return the eigenpairs of ∇²L at each of ``weights`` (K, P).
 
-    With exact derivatives all points are searched in lockstep: for chains of linear layers, one pass over the
-    data then serves all points, and counts as one product for each. With differences of gradients, one point
-    is searched after another.
+    With exact derivatives, all points are searched in lockstep. For chains of linear layers, one pass over
+    the data then gives one product for each point. With differences of gradients, one point is searched after
+    another.
 
     Args:
         problem: the loss.
@@ -152,10 +152,11 @@ def eigenpairs(
     if subset is problem:
         return results
     # A search whose refinement failed is repeated with all samples, unless it has used up its products or a
-    # residual is NaN or infinite. Its new start is near the sum of its vectors, to have a part along each.
+    # residual is NaN or infinite.
     failed = [i for i, result in enumerate(results) if not result.converged]
     again = [i for i in failed if results[i].products < target.max_products and finite(results[i].residuals)]
     if again:
+        # The sum of the vectors that a search found has a component along each of these vectors.
         starts = [warm_start(results[i].vectors.sum(0), start) for i in again]
         repeated = search_with(weights[again], starts, problem)
         for i, result in zip(again, repeated, strict=True):
@@ -178,29 +179,30 @@ class _SubsetSearch:
         weight_bytes = _chain_bytes(problem, weights[0], options)
         budget = min(GRAPH_BYTES, spare())
         self._is_chain = weight_bytes is not None and weight_bytes * len(weights) <= budget
-        # For one point, the search and its verification share the matrix.
-        is_single = self._is_chain and len(weights) == 1
-        self._single_chain = self._chain(problem, weights) if is_single else None
+        # For a single point, the search and its verification share the matrix of all samples.
+        has_one_point = self._is_chain and len(weights) == 1
+        self._one_point_matrix = self._chain(problem, weights) if has_one_point else None
 
     def _chain(self, problem: Problem, weights: Tensor) -> ChainHessian:
         return ChainHessian(problem, weights, matrix=self._options.matrix)
 
     def __call__(self, weights: Tensor, starts: list[Tensor], subset: Problem) -> list[RitzPairs]:
-        """Return the eigenpairs at each of ``weights`` (k, P), searched from the vectors ``starts``.
+        """Return the eigenpairs at each of the points ``weights``, one a row.
 
-        The search multiplies with the matrix of ``subset``. The pairs are then verified and refined with all
-        samples.
+        The pairs are searched with the samples of ``subset``, from the vectors ``starts``, one for each
+        point. The pairs are then verified and refined with all samples.
         """
-        problem, single_chain = self._problem, self._single_chain
+        problem, one_point_matrix = self._problem, self._one_point_matrix
         has_all = subset is problem
-        # A product with the subset's mean loss, times share, is the subset's part of the product with all.
+        # The subset has most of the curvature. So the Hessian of its mean loss, times share, is nearly the
+        # Hessian of the mean loss of all samples.
         share = subset.samples / problem.samples
         all_exact_products: Iterable[Products]  # products with all samples, for each point
         if self._is_chain:
-            search_hessian = single_chain if single_chain and has_all else self._chain(subset, weights)
-            products = _in_lockstep(search_hessian, share)
-            if single_chain:
-                all_exact_products = [single_chain]
+            matrix = one_point_matrix if one_point_matrix and has_all else self._chain(subset, weights)
+            products = _in_lockstep(matrix, share)
+            if one_point_matrix:
+                all_exact_products = [one_point_matrix]
             else:  # a generator, so that one matrix is in memory at a time
                 all_exact_products = (self._chain(problem, theta[None]) for theta in weights)
         else:
@@ -311,7 +313,8 @@ class Matrix:
         matrix_options = hessian.HessianOptions(matrix, part, preconditioner, derivatives)
         if engine == "pyhessian":
             peers.check(matrix_options)
-        h = matrix_options.at(problem, weights)  # raises if the weights are no vector
+        # Weights other than a tensor (P,), an array (P,) or None raise InputError here.
+        h = matrix_options.at(problem, weights)
         weights = torch.as_tensor(weights) if isinstance(weights, np.ndarray) else weights
         part_text = part if isinstance(part, str) else ",".join(part or ())
         fields = _fields(h, seed) | setting(problem)
@@ -387,6 +390,7 @@ def _fields(operator: SymmetricOperator, seed: int) -> dict[str, Any]:
 
 
 def ends_need(problem: Any, part: Any = None, derivatives: Any = "auto", **_: Any) -> Need:
+    """The memory for a search at both ends of the spectrum."""
     return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part, derivatives=derivatives)
 
 
@@ -444,6 +448,7 @@ def extreme_eigenvalues(
 
 
 def top_need(problem: Any, k: Any, max_products: Any, part: Any, derivatives: Any, **_: Any) -> Need:
+    """The memory for a search of the ``k`` largest eigenvalues."""
     vectors = 1 + needs.several(problem, k, max_products, part)
     return needs.curved(problem, vectors, part=part, derivatives=derivatives)
 
@@ -515,7 +520,7 @@ def top_eigenvalues(
         vector = torch.as_tensor(initial)
         if vector.shape != start.shape:
             raise InputError(f"initial: shape {tuple(vector.shape)}, it must be {tuple(start.shape)}")
-        ranks = ranks_of(operand.source)
+        ranks = ranks_of(operand.source)  # the processes that hold the vectors
         positive("initial: norm", float(ranks.norm(vector)))
         start = warm_start(vector.to(start), start, ranks)
     return Eigenpairs(**operand.search(start, target, search))

@@ -220,8 +220,8 @@ class HessianOperator(SymmetricOperator):
             except double_backward.NoSecondDerivative as error:
                 if must_be_exact:
                     raise
-                # A public function checks its memory before it starts. The bytes of differences are included
-                # only if the model is then known to lack second derivatives; otherwise they are checked here.
+                # A public function checks at its start that its memory is free. The bytes of differences are
+                # checked there only for a model that is already known to lack second derivatives.
                 if not lacks_second(problem):
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[failure_key] = True
@@ -254,9 +254,10 @@ class HessianOperator(SymmetricOperator):
         if not shares_weights:
             self._leaves = {name: leaf.clone() for name, leaf in self._leaves.items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
-        self._graphs: list[tuple[Chunk, float]] = []  # each kept chunk, and its share of the mean loss
-        self._budget = min(self._graph_bytes, spare())  # bytes left for more graphs
-        self._budget_is_spent = self._has_all_graphs = False
+        # Each chunk whose autograd graph is kept, and the chunk's share of the mean loss.
+        self._kept_chunks: list[tuple[Chunk, float]] = []
+        self._budget = min(self._graph_bytes, spare())  # bytes left for graphs of more chunks
+        self._budget_is_spent = self._keeps_all_chunks = False
         self._captured = Captured()
         # A replayed CUDA graph would not notice a change of these tensors, so their versions are compared.
         data = [t for _, t in named_tensors(problem.resident)]
@@ -284,7 +285,7 @@ class HessianOperator(SymmetricOperator):
         """Return the products with the rows (k, size), summed over chunks in the precision of the rows."""
         if self._shared and self._shared[0]._version != self._shared[1]:
             raise OperationError("weights: they were changed in place since; call hessian() again")
-        if not self._has_all_graphs or self.device.type not in GRAPHS:
+        if not self._keeps_all_chunks or self.device.type not in GRAPHS:
             return self._sums(rows)
         versions = sum(t._version for t in self._fixed if not t.is_inference())
         return self._captured(self._sums, rows, state=versions)
@@ -312,16 +313,17 @@ class HessianOperator(SymmetricOperator):
         return total
 
     def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
-        """Yield each chunk with its graph, its share of the samples, and whether the graph is kept.
+        """Yield three values for each chunk: the chunk, its share of the samples, and whether it is kept.
 
-        Graphs of earlier passes are used again. New graphs are kept while they fit into the budget of memory.
+        A chunk has the autograd graph of its gradient. Chunks that an earlier pass has kept are used again.
+        New chunks are kept while their graphs fit into the budget of memory.
         """
-        if self._has_all_graphs:
-            yield from ((chunk, share, True) for chunk, share in self._graphs)
+        if self._keeps_all_chunks:
+            yield from ((chunk, share, True) for chunk, share in self._kept_chunks)
             return
         for i, (x, y, count, seed) in enumerate(self.problem.parts()):
-            if i < len(self._graphs):
-                chunk, share = self._graphs[i]
+            if i < len(self._kept_chunks):
+                chunk, share = self._kept_chunks[i]
                 yield chunk, share, True
                 continue
             build = functools.partial(self._build_chunk, x, y, seed)
@@ -332,13 +334,13 @@ class HessianOperator(SymmetricOperator):
                 self._budget_is_spent = True
             if not self._budget_is_spent:
                 self._budget -= saved_bytes
-                self._graphs.append((chunk, share))
+                self._kept_chunks.append((chunk, share))
             yield chunk, share, not self._budget_is_spent
-        self._has_all_graphs = not self._budget_is_spent
+        self._keeps_all_chunks = not self._budget_is_spent
         if self._budget_is_spent and self.problem.resident is None:
-            # An iterable may change the order of its batches, so a kept graph could stand for another batch
-            # in the next pass. Therefore either all graphs are kept, or none.
-            self._graphs = []
+            # An iterable may change the order of its batches, so a kept chunk could stand for another batch
+            # in the next pass. Therefore either all chunks are kept, or none.
+            self._kept_chunks = []
 
     def _build_chunk(self, x: Any, y: Any, seed: int | None) -> Chunk:
         evaluation = self.problem.evaluating(seed)
@@ -383,6 +385,7 @@ def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOper
     draws = []  # VECTORS random vectors u_k, each as tensors like the operator's parameters
     for _ in range(VECTORS):
         random = normal(len(weights), rng).to(small_problem.weights)
+        # along_weights sets the entries of an embedding's padding rows to zero.
         views = small_problem.layout.views(small_problem.along_weights(random))
         draws.append([views[slot.name] for slot in operator.slots])
     # Σ_k u_k, one tensor for each parameter.
@@ -393,9 +396,9 @@ def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOper
         forms = torch.zeros(VECTORS, VECTORS, dtype=torch.float64)  # [k, l] = u_lᵀ(H u_k)
         nonlinearity = [torch.zeros_like(a) for a in active]  # Σ_k H u_k − H Σ_k u_k: only rounding errors
         largest_norm = 0.0
-        for k, vectors in enumerate([*draws, sum_of_draws]):  # memory holds one image (P numbers) at a time
-            # The product is None if it is zero for all vectors.
-            image = chunk.product(vectors, keep=True) or [torch.zeros_like(a) for a in active]
+        for k, vector in enumerate([*draws, sum_of_draws]):
+            # None stands for a product of zero.
+            image = chunk.product(vector, keep=True) or [torch.zeros_like(a) for a in active]
             largest_norm = max(largest_norm, float(double_backward.norm(image)))
             for total, part in zip(nonlinearity, image, strict=True):
                 total.add_(part, alpha=1 if k < VECTORS else -1)
@@ -411,11 +414,12 @@ def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOper
     eps = torch.finfo(small_problem.dtype).eps
     # As in operators.rounding_of (our choice).
     rounding = 100 * float(double_backward.norm(nonlinearity)) + eps**0.5 * largest_norm
-    if not bool((forms - forms.T).abs().max() <= rounding):  # True also for NaN
+    # The rounding is NaN if only the image of the sum has NaN; ``not … <=`` is True in this case.
+    if not bool((forms - forms.T).abs().max() <= rounding):
         return False
     if operator.matrix == "hessian":
         first_draw = draws[0]
-        del draws[:], vectors, sum_of_draws, nonlinearity, views  # frees memory
+        del draws[:], vector, sum_of_draws, nonlinearity, views  # frees memory
         double_backward.check_differences(small_problem, leaves, active, first_draw, first_image)
     return True
 
@@ -461,7 +465,7 @@ def gradient_curvature(
     """Return gᵀHg/‖g‖², ‖g‖², and the error of gᵀHg/‖g‖², where g = ∇L(θ) and H = ∇²L(θ).
 
     Args:
-        problem: L, the mean loss over its samples, for example over one minibatch.
+        problem: L, the mean loss over a minibatch.
         weights: θ (P,); default: the problem's center.
         derivatives: "exact", "differences" of gradients, or "auto".
 
@@ -478,13 +482,14 @@ def gradient_curvature(
     problem = double_backward.in_full_precision(problem)
     weights = vector_of(weights, problem.weights)
     g = finite_gradient(*problem.loss_and_gradient(weights))
-    products, errors = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
+    # ``verified`` returns the products with vectors (one a row), and bounds on the errors of these products.
+    (image,), (error,) = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
     g_squared = float(double(g) @ double(g))
-    g_hessian_g = float(double(g) @ double(products[0]))
+    g_hessian_g = float(double(g) @ double(image))
     if g_squared == 0:
         raise OperationError(f"batch: the gradient of a minibatch of {problem.samples} samples is zero")
     # For the error e of Hg, |gᵀe|/‖g‖² is at most ‖e‖/‖g‖.
-    return g_hessian_g / g_squared, g_squared, errors[0] / math.sqrt(g_squared)
+    return g_hessian_g / g_squared, g_squared, error / math.sqrt(g_squared)
 
 
 @dataclass(frozen=True, eq=False)

@@ -295,10 +295,10 @@ def row_products(operator: SymmetricOperator) -> Products:
 
 # Numbers of each vector that are combined at once (our choice).
 COLUMNS = 2**20
-# In its first MIN_PRODUCTS products (ARPACK's basis) a search must have been converged for STABLE_PRODUCTS of
-# them: from a random start with little of λ_max's vector in it, 5 of 60 searches on MNIST's MLPs stayed at
+# In its first EARLY_PRODUCTS products (ARPACK's basis) a search must have been converged for STABLE_PRODUCTS
+# of them: from a random start with little of λ_max's vector in it, 5 of 60 searches on MNIST's MLPs stayed at
 # the second largest eigenvalue for 2 to 4 products, before their twelfth.
-STABLE_PRODUCTS, MIN_PRODUCTS = 5, 20
+STABLE_PRODUCTS, EARLY_PRODUCTS = 5, 20
 # An end smaller than this share of the spectral radius counts as zero, and may be zero exactly (our choice).
 NEAR_ZERO = 1e-3
 # The probability with which a bound on unseen eigenvalues may fail (our choice, as usual for error bars).
@@ -380,8 +380,8 @@ def orthogonalize(w: Tensor, basis: Sequence[Tensor], ranks: Ranks = ALONE) -> t
 READ = 10
 
 
-def write_columns(t: Array, columns: list[Tensor], j: int) -> Iterator[tuple[int, float]]:
-    """Write the ``columns`` of the last Lanczos steps, up to step j, to ``t``; yield each step and its β."""
+def read_columns(t: Array, columns: list[Tensor], j: int) -> Iterator[tuple[int, float]]:
+    """Read the ``columns`` of the last Lanczos steps, up to step j, into ``t``; yield each step and its β."""
     numbers = (torch.cat(columns) if len(columns) > 1 else columns[0]).cpu().double().numpy()
     for i in range(j + 1 - len(columns), j + 1):
         t[: i + 1, i] = t[i, : i + 1] = numbers[: i + 1]
@@ -490,7 +490,7 @@ def krylov(
     max_basis = max_basis_size(low + high, vector_bytes, wants_several)
     min_basis = min_basis_size(low + high, vector_bytes) + 1
     vectors = Basis(start, count=min(max_basis, dimension) + 1, least=min_basis)
-    # A small matrix gets an invariant space, at little cost: the search then looks for copies of eigenvalues.
+    # A small matrix is searched to an invariant space; further spaces then find copies of eigenvalues.
     must_complete = wants_several and dimension <= max_basis
     if len(locked):
         start = projected(projected(start))  # the second projection removes rounding errors
@@ -513,11 +513,11 @@ def krylov(
         products += 1
         unread_columns.append(column)
         if len(unread_columns) < columns_per_read and products < budget and j + 2 < len(vectors):
-            # The clamp avoids 0/0 in an invariant space, which is detected when the columns are read.
+            # column[-1] is β. The clamp avoids 0/0 in an invariant space, which is detected by read_columns.
             torch.div(w, column[-1].clamp(min=torch.finfo(w.dtype).tiny), out=vectors[j + 1])
             j += 1
             continue
-        for i, beta in write_columns(t, unread_columns, j):
+        for i, beta in read_columns(t, unread_columns, j):
             count = products - (j - i)  # the number of products up to step i
             values, rotation = small_eigh(t[: i + 1, : i + 1])
             radius = max(radius, float(np.abs(values).max()))
@@ -534,8 +534,8 @@ def krylov(
                 stable_values = None
             elif stable_values is None or np.any(np.abs(values[chosen] - stable_values) > allowed):
                 stable_values, stable_since = values[chosen], count
-            is_stable = count - stable_since >= STABLE_PRODUCTS or count >= MIN_PRODUCTS
-            stops = invariant or (converged and is_stable) or count >= budget or not is_finite
+            is_too_early = count < EARLY_PRODUCTS and count - stable_since < STABLE_PRODUCTS
+            stops = invariant or (converged and not is_too_early) or count >= budget or not is_finite
             if stops:
                 break
         unread_columns.clear()
@@ -546,7 +546,7 @@ def krylov(
         if j + 1 == len(vectors) - 1:  # full: restart with half as many vectors, the outer Ritz vectors
             count_per_end = max(1, (j + 1) // (4 if low and high else 2))
             retained = outer_indices(values, count_per_end if low else 0, count_per_end if high else 0)
-            combine(rows_of(vectors.first(j + 1)), rotation[:, retained].T)
+            combine(rows_of(vectors.first(j + 1)), rotation[:, retained].T)  # overwrites the first rows
             if before_restart is None:
                 before_restart = (t[: j + 1, : j + 1].copy(), beta)
             # t becomes diagonal; the next orthogonalization writes the couplings to the next vector.
@@ -558,7 +558,7 @@ def krylov(
         j += 1
     ritz_vectors = start.new_empty(len(chosen), len(start))
     basis, t = vectors.first(j + 1), t[: j + 1, : j + 1]
-    combine(rows_of(basis), rotation[:, chosen].T, ritz_vectors)
+    combine(rows_of(basis), rotation[:, chosen].T, into=ritz_vectors)
     return KrylovSpace(
         values=values[chosen], vectors=ritz_vectors, products=products, converged=converged,
         invariant=invariant, radius=radius, basis=basis, t=t, rest=w,
@@ -569,14 +569,14 @@ def krylov(
 def upper_bound(t: Array, beta: float, size: int) -> float:
     """Return an upper bound on λ_max of a symmetric operator on R^``size``, from Lanczos steps.
 
-    ``t`` (j, j) is the tridiagonal matrix of j steps from a random start b of norm 1; t has eigenvalues (Ritz
+    ``t`` (j, j) is the tridiagonal matrix of j steps from a start b of norm 1. It has eigenvalues (Ritz
     values) θ_i and off-diagonals β_i. ``beta``: β_j, the norm of the remainder after the last step. The bound
     fails with probability RISK.
 
-    If x is a unit eigenvector to an eigenvalue λ above all θ_i, then |xᵀb| ≤ Πβ_i / Π(λ − θ_i). For a random
-    b and a number c, |xᵀb| is below c/√size with a probability of at most c·√(2/π) (van Dorsselaer,
-    Hochstenbach and van der Vorst 2000, section 3). If a fixed vector of equal norm was added to b
-    (:func:`.warm_start`), the same holds for c/(2√size) (Anderson 1955), which is used in both cases.
+    If x is a unit eigenvector to an eigenvalue λ above all θ_i, then |xᵀb| ≤ Πβ_i / Π(λ − θ_i). Let p =
+    c·√(2/π) for a number c. For a random b, |xᵀb| is below c/√size with a probability of at most p (van
+    Dorsselaer, Hochstenbach and van der Vorst 2000, section 3). For a b of :func:`.warm_start`, |xᵀb| is
+    below c/(2√size) with a probability of at most p (Anderson 1955). Here c/(2√size) is used for each b.
     """
     betas = np.abs(np.append(np.diag(t, -1), beta))
     if not np.isfinite(betas).all():

@@ -69,23 +69,24 @@ class SecondStart(NamedTuple):
 def second_start(
     space: KrylovSpace, locked: Tensor, floor: float, level: float, sign: float, budget: int, ranks: Ranks
 ) -> Generator[Tensor, Tensor, SecondStart]:
-    """Look for an eigenvalue above ``level`` that the search has missed.
+    """Look for an eigenvalue that the search has missed, at one end of the spectrum.
 
     This generator yields vectors (P,), and receives the operator's products with them.
 
-    The complement consists of the vectors orthogonal to ``locked`` and to the basis of ``space``. Let A be
-    the operator restricted to the complement, and r = ``space.rest`` the component in the complement of the
-    operator's product with the last vector of the basis. Let θ_i be the Ritz values below ``floor``, s_i the
-    last component of the eigenvector of θ_i in the basis, and τ = ``level``. By Sylvester's law of inertia,
-    A + Σ_i s_i²/(τ − θ_i)·rrᵀ (a Schur complement) has as many eigenvalues above τ as the search has missed.
-    Lanczos steps from a random start in the complement find one of these eigenvalues, or bound them
+    Let H be the operator times ``sign``, so that its largest eigenvalues are wanted. The complement consists
+    of the vectors orthogonal to ``locked`` and to the basis of ``space``. Let A be H restricted to the
+    complement. The product of H with the last vector of the basis has the component sign·r in the complement,
+    with r = ``space.rest``. In the basis, H is the matrix sign·``space.t``. Let θ_i be its eigenvalues below
+    ``floor``, s_i the last component of the eigenvector of θ_i, and τ = ``level``. By Sylvester's law of
+    inertia, A + Σ_i s_i²/(τ − θ_i)·rrᵀ (a Schur complement) has as many eigenvalues above τ as the search has
+    missed. Lanczos steps from a random start in the complement find one of these eigenvalues, or bound them
     (:func:`.upper_bound`).
 
     Args:
         space: the last Krylov space of the search.
         locked: (m, P), the eigenvectors of earlier spaces.
-        floor: sign·λ of the innermost wanted eigenvalue.
-        level: an eigenvalue λ that was not found counts as missed if sign·λ is above ``level``.
+        floor: the smallest sign·λ of the found eigenvalues λ that are wanted at this end.
+        level: at least ``floor``. An eigenvalue λ that was not found is missed if sign·λ is above ``level``.
         sign: 1 for the largest eigenvalues; −1 for the smallest.
         budget: the most products.
         ranks: the processes that hold the vectors.
@@ -107,7 +108,7 @@ def second_start(
             w = w - block.T @ ranks.inner(block, w).to(w)
         return w
 
-    # The seed is fixed, so that a repeated search gives the same result.
+    # The seed is made of dimensions, so that a repeated search gives the same result.
     generator = ranks.generator(size + len(locked), space.rest)
     random_start = projected(ranks.normal(space.rest, generator, torch.float64))
     # The second projection removes rounding errors.
@@ -123,7 +124,7 @@ def second_start(
         coupling = float(ranks.inner(space.rest, vectors[j]))
         w = projected(torch.add(w, space.rest, alpha=rest_weight * coupling))
         w, column = operators.orthogonalize(w, [vectors[: j + 1]], ranks)
-        _, beta = next(operators.write_columns(t, [column], j))  # writes one column
+        ((_, beta),) = operators.read_columns(t, [column], j)  # into t; β is the norm of w
         w = projected(w)
         values, rotation = operators.small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):
@@ -131,6 +132,7 @@ def second_start(
         bound = max(level, operators.upper_bound(t[: j + 1, : j + 1], beta, size))
         if values[-1] > level:  # an eigenvalue was missed
             ritz_vector = torch.from_numpy(rotation[:, -1].copy()).to(random_start) @ vectors[: j + 1]
+            # The random start has a component along each eigenvector of the complement.
             return SecondStart(bound, j + 1, random_start + ritz_vector)
         if bound <= level:  # no eigenvalue was missed
             break
@@ -240,22 +242,23 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     a given vector and a random one of equal norm (:func:`.warm_start`). ``target`` has the numbers of wanted
     eigenvalues at both ends, and ``residual_tol``.
 
-    The search ends when each wanted Ritz pair has a residual of at most
-    ``residual_tol``·max(|λ|, |λ|_max/1000), where |λ|_max is the largest |λ|. A product that is NaN or
-    infinite also ends the search; the result then has NaN, and is not converged.
+    The search builds one or several Krylov spaces (:func:`.krylov`). In each space, the residual of each
+    wanted Ritz pair must fall to ``residual_tol``·max(|λ|, |λ|_max/1000), where |λ|_max is the largest |λ|.
 
     A Krylov space has only one copy of a repeated eigenvalue, and may have one vector for two close
     eigenvalues. If several eigenvalues are wanted at one end of the spectrum, :func:`second_start` therefore
-    looks for a missed eigenvalue. If it finds one, the search goes on in the orthogonal complement of the
-    Ritz vectors.
+    looks for a missed eigenvalue. If it finds one, another Krylov space is built in the orthogonal complement
+    of the Ritz vectors.
 
-    The eigenpairs of an invariant subspace are exact. They are locked, and the search goes on from a random
-    vector until the wanted eigenvalues stay unchanged.
+    The eigenpairs of an invariant space are exact. Further spaces are then built from random vectors in the
+    complement, until the wanted eigenvalues stay unchanged.
+
+    A product that is NaN or infinite ends the search; the result then has NaN, and is not converged.
 
     Raises InputError if more eigenvalues are wanted than the operator has.
     """
     low, high, residual_tol = target.low, target.high, target.residual_tol
-    ranks = target.ranks
+    ranks = target.ranks  # the processes that hold the vectors
     size = ranks.size(start)
     if max(low, high) > size:
         raise InputError(f"k: {max(low, high)} is not allowed, there are only {size} parameters")
@@ -263,8 +266,10 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     values, vectors = np.zeros(0), start.new_zeros(0, len(start))  # the Ritz pairs of all spaces
     wanted = np.zeros(0)  # the wanted eigenvalues among ``values``
     products = check_products = 0
-    radius = 0.0
-    bounds = {1: np.inf, -1: np.inf}  # sign -> bound on sign·λ of the eigenvalues that are not in ``values``
+    radius = 0.0  # |λ|_max of the Ritz values so far
+    # sign (1 for the largest eigenvalues, −1 for the smallest) -> upper bound on sign·λ of the eigenvalues λ
+    # that are not in ``values``.
+    bounds = {1: np.inf, -1: np.inf}
     report_ratio = _SearchProgress(size, target) if target.progress else lambda ratio: None
     # (sign, number of wanted eigenvalues) for each end of the spectrum that has wanted eigenvalues.
     ends = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
@@ -289,14 +294,14 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
             for sign in bounds:
                 largest = float((sign * values).max())
                 bounds[sign] = max(operators.upper_bound(sign * tridiagonal, beta, size), largest)
-        # The sign of an end -> sign·λ of the innermost wanted eigenvalue at this end. It is the ``count``-th
-        # largest sign·λ, or the smallest if there are fewer.
+        # sign -> the ``count``-th largest sign·λ in ``wanted``; the smallest if ``wanted`` has fewer values.
         floors = {sign: float(np.sort(sign * wanted)[-min(count, len(wanted))]) for sign, count in ends}
         converged = space.converged
         if space.invariant:
-            # If one eigenvalue is wanted at each end, further vectors cannot add one beyond it.
-            has_one_each = max(low, high) == 1 and len(wanted) == min(low + high, size)
-            finished = converged = has_one_each or unchanged or len(values) == size
+            # The invariant space of a random start has a copy of each eigenvalue. One copy is enough if only
+            # the outermost eigenvalue is wanted at an end.
+            has_outermost = max(low, high) == 1 and len(wanted) == min(low + high, size)
+            finished = converged = has_outermost or unchanged or len(values) == size
             if finished:  # no other eigenvalue lies beyond the wanted ones
                 bounds |= floors
             start = ranks.normal(start, generator, torch.float64)
@@ -312,8 +317,8 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
                 products += second.products
                 check_products += second.products
                 bounds[sign] = second.bound
-                # If the last space changed no wanted value, a further space would not either. The search then
-                # ends, with an incomplete result.
+                # If an eigenvalue was missed, another space is built, unless the last one changed no wanted
+                # value.
                 if second.start is not None and not unchanged:
                     finished, start = False, second.start
                     break
@@ -321,7 +326,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
             break
         del space  # frees its basis
     wanted_vectors = vectors[torch.from_numpy(chosen).to(start.device)]  # a copy
-    # The norms get the vectors' dtype; otherwise the division would convert all vectors.
+    # The norms get the vectors' dtype: to divide by float64 numbers, PyTorch would convert all vectors.
     wanted_vectors /= ranks.norm(wanted_vectors).to(wanted_vectors)[:, None]
     complete = converged and all(
         bounds[sign] <= floor + _allowed_gap(floor, residual_tol, radius) for sign, floor in floors.items()
@@ -414,16 +419,16 @@ def verify_and_refine(
         The pairs. They are ``converged`` if the search converged and each residual meets the tolerance up to
         rounding.
     """
-    # Lists of rows (P,), which grow without a copy. Each vector takes one product, its image.
+    # Lists of rows (P,), which grow without a copy. ``images[j]`` is the product with ``vectors[j]``.
     vectors, images = [*result.vectors], [*products(result.vectors)]
     ranks = result.target.ranks
     rounding = torch.finfo(result.vectors.dtype).eps * result.radius
     # Column j has the coefficients of ``vectors[j]`` in the vectors that ``products`` was called with.
     mixing = np.eye(len(vectors))
 
-    def residual_vector(i: int) -> Tensor:
-        """Return Hv − λv (P,) of the wanted pair number ``i``."""
-        return torch.sub(images[chosen[i]], vectors[chosen[i]], alpha=wanted[i])
+    def residual_vector(j: int, eigenvalue: float) -> Tensor:
+        """Return Hv − λv (P,) for v = ``vectors[j]`` and λ = ``eigenvalue``."""
+        return torch.sub(images[j], vectors[j], alpha=eigenvalue)
 
     for step in range(CORRECTIONS + 1):
         t = ranks.total(operators.gram(vectors, images)).cpu().numpy()
@@ -433,18 +438,20 @@ def verify_and_refine(
         mixing = mixing @ rotation
         chosen = operators.outer_indices(values, result.target.low, result.target.high)
         wanted = values[chosen]
-        norms = double(torch.stack([ranks.norm(residual_vector(i)) for i in range(len(wanted))])).cpu()
+        residual_norms = [ranks.norm(residual_vector(*pair)) for pair in zip(chosen, wanted, strict=True)]
+        norms = double(torch.stack(residual_norms)).cpu()
         norm_errors = 0 * norms  # caused by errors of products; NaN where the norm is NaN
         if errors and any(errors):
             # A measured error may be smaller than the rounding.
             norm_errors = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
         allowed = residual_tol * np.maximum(np.abs(wanted), operators.NEAR_ZERO * result.radius) + rounding
-        meets_tolerance = norms.numpy() <= allowed
         residuals = norms + norm_errors
+        # Without the errors of products, which corrections do not reduce.
+        meets_tolerance = norms.numpy() <= allowed
         if meets_tolerance.all() or not result.converged or step == CORRECTIONS:
             break
         corrections = torch.stack([
-            _davidson(result, residual_vector(int(i)), wanted[i], float(norms[i]))
+            _davidson(result, residual_vector(chosen[i], wanted[i]), wanted[i], float(norms[i]))
             for i in np.flatnonzero(~meets_tolerance)
         ])  # fmt: skip
         for v in [*vectors, *vectors]:  # the second subtraction removes rounding errors
@@ -455,9 +462,9 @@ def verify_and_refine(
         mixing = np.pad(mixing, (0, count))
         mixing[-count:, -count:] = np.eye(count)
     converged = result.converged and bool((residuals.numpy() <= allowed).all())
-    # Each bound moves outward as far as verification has changed the innermost wanted value at its end. If no
-    # value is wanted at an end, the outermost value there counts. Values are descending.
-    shifts = np.abs(wanted - result.values)
+    # Each bound moves outward by a shift: that of the innermost wanted value at its end, or of the nearest
+    # value if none is wanted at this end. Values are descending.
+    shifts = np.abs(wanted - result.values)  # how far verification has changed each value
     below, above = result.bounds
     low_count = min(max(1, result.target.low), len(shifts))
     high_count = min(max(1, result.target.high), len(shifts))
@@ -499,7 +506,8 @@ def search_operator(
     """
     errors: list[float] = []
 
-    def verified_products(rows: Tensor) -> Tensor:
+    def images_of(rows: Tensor) -> Tensor:
+        """Return the products with ``rows``, and append the products' errors to ``errors``."""
         images, image_errors = h._measured(rows)
         errors.extend(image_errors)
         return images
@@ -508,9 +516,7 @@ def search_operator(
     by_differences = h.differences is not None
     result = run_in_lockstep([search], lambda v, _: h._images(v))[0]
     h.products += result.products
-    pairs = verify_and_refine(
-        result, verified_products, target.residual_tol, errors if by_differences else None
-    )
+    pairs = verify_and_refine(result, images_of, target.residual_tol, errors if by_differences else None)
     return replace(pairs, search=h.arithmetic if by_differences else ""), result
 
 

@@ -28,8 +28,8 @@ from landscape.curvature.operators import (
     SymmetricOperator,
     negligible,
     orthogonalize,
+    read_columns,
     small_eigh,
-    write_columns,
 )
 from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
@@ -64,9 +64,10 @@ def _quadrature(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Te
         w, column = orthogonalize(w, [vectors[: j + 1]], ranks)
         unread_columns.append(column)
         if len(unread_columns) < columns_per_read and j + 1 < steps:
-            vectors[j + 1] = w / column[-1].clamp(min=torch.finfo(w.dtype).tiny)  # the clamp avoids 0/0
+            # column[-1] is β, the norm of w. The clamp avoids 0/0.
+            vectors[j + 1] = w / column[-1].clamp(min=torch.finfo(w.dtype).tiny)
             continue
-        for i, beta in write_columns(t, unread_columns, j):
+        for i, beta in read_columns(t, unread_columns, j):  # each step i that was not read yet, and its β
             count, largest = i + 1, float(np.abs(t).max())
             # A product that is not finite, or a space that the matrix maps to itself, also ends the steps.
             is_last = count == steps or not beta < np.inf or negligible(beta, largest, start.dtype)
@@ -140,33 +141,33 @@ def density(
 
 
 def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
-    """Return the spectral density of a matrix A (P, P), by stochastic Lanczos quadrature.
+    """Return the spectral density of the matrix A (P, P) of ``operand``, by stochastic Lanczos quadrature.
 
     See Ubaru, Chen and Saad 2017, section 3. Each draw z of random signs starts ``steps`` Lanczos steps with
     full reorthogonalization. These give a tridiagonal matrix T. The nodes are the eigenvalues of T, and the
     masses are the squared first components of the eigenvectors of T. The quadrature Σ mass·p(node) equals
     zᵀp(A)z/P for any polynomial p of degree below 2·steps.
     """
-    h, template = operand.operator, operand.start()
-    rng = h.ranks.generator(operand.seed, template)
-    size = h.ranks.size(template)
+    a, template = operand.operator, operand.start()  # A, and a vector (P,) of the wanted dtype and device
+    rng = a.ranks.generator(operand.seed, template)
+    size = a.ranks.size(template)
     steps = min(steps, size)
-    basis_bytes = steps * h.ranks.local_size(template) * template.itemsize  # for one draw
+    basis_bytes = steps * a.ranks.local_size(template) * template.itemsize  # for one draw
     draws_at_once = max(1, min(draws, BASIS_BYTES // basis_bytes))
     report = progress or no_progress
     products = 0
 
-    def counted_products(vectors: Tensor, running: list[int]) -> Tensor:
+    def counted_products(vectors: Tensor, _: list[int]) -> Tensor:
         nonlocal products
         products += len(vectors)
         report(min(1.0, products / (draws * steps)))
-        return (h @ vectors.T).T
+        return (a @ vectors.T).T
 
     quadratures: list[tuple[Array, Array]] = []
     for i in range(0, draws, draws_at_once):
         count = min(draws_at_once, draws - i)
-        starts = [h.ranks.signs(template, 1, rng)[0] / size**0.5 for _ in range(count)]
-        generators = [_quadrature(start, steps, h.ranks) for start in starts]
+        starts = [a.ranks.signs(template, 1, rng)[0] / size**0.5 for _ in range(count)]
+        generators = [_quadrature(start, steps, a.ranks) for start in starts]
         quadratures += run_in_lockstep(generators, counted_products)
     nodes = np.stack([draw_nodes for draw_nodes, _ in quadratures])
     masses = np.stack([draw_masses for _, draw_masses in quadratures])
@@ -180,7 +181,7 @@ FormError = Callable[[Tensor], float]
 
 
 def form_error_of(h: SymmetricOperator) -> FormError | None:
-    """Return the function from rows v (n, P) to the mean error of vᵀHv; None for exact products.
+    """Return the function from rows v (n, P) to the mean error of the forms vᵀHv; None for exact products.
 
     The error comes from products that are differences of gradients.
     """
@@ -222,7 +223,7 @@ def hutchpp(
     seed: Seed = 0,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
-    form_error: FormError | None = None,
+    quadratic_form_error: FormError | None = None,
 ) -> dict[str, Any]:
     """Return tr A of a symmetric operator A (P, P), by Hutch++ (Meyer et al. 2021, Algorithm 1).
 
@@ -237,7 +238,8 @@ def hutchpp(
         seed: the seed of the random signs.
         progress: called with the finished share of the products.
         ranks: the processes that hold the vectors.
-        form_error: a function from rows v (k, P) to the mean error of vᵀAv, which enters the standard error.
+        quadratic_form_error: a function from rows v (k, P) to the mean error of vᵀAv, which enters the
+            standard error; None for exact products.
 
     Returns:
         Fields of :class:`landscape.Trace`.
@@ -259,7 +261,7 @@ def hutchpp(
 
     # Q as rows (basis_size, P), in one expression, so that the memory of signs and images is freed at once.
     q = ranks.orthonormal(images_of(ranks.signs(like, basis_size, rng))).contiguous()
-    product_error = basis_size * form_error(q) if form_error else 0.0
+    product_error = basis_size * quadratic_form_error(q) if quadratic_form_error else 0.0
     trace_on_q = float(ranks.total((double(q) * double(images_of(q))).sum()))
     if basis_size == size:  # Q spans the whole space: tr(QᵀAQ) = tr A
         fields = {"value": trace_on_q, "standard_error": product_error, "draws": np.array([trace_on_q])}
@@ -269,7 +271,7 @@ def hutchpp(
         g -= ranks.inner(g, q).to(q) @ q
     samples = ranks.total((double(g) * double(images_of(g))).sum(1))
     draws = trace_on_q + samples.cpu().numpy()
-    product_error += form_error(g) if form_error else 0.0
+    product_error += quadratic_form_error(g) if quadratic_form_error else 0.0
     return {**_mean_fields(draws, used_products, product_error), "product_error": product_error}
 
 
@@ -339,11 +341,10 @@ def trace_of(operand: Matrix, products: int, progress: Progress | None) -> Trace
     """The trace of a matrix, by :func:`hutchpp` or by pyhessian."""
     seed = operand.seed
     if isinstance(operand.source, Problem) and operand.about["engine"] == "pyhessian":
-        at = operand.source, operand.weights
-        draws = peers.trace_samples(*at, products=products, seed=seed)
+        draws = peers.trace_samples(operand.source, operand.weights, products=products, seed=seed)
         operand.check(torch.from_numpy(draws))
         return Trace(**operand.about, **_mean_fields(draws, products))
     h = operand.operator
     options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
-    options |= {"form_error": form_error_of(h), "ranks": h.ranks}
+    options |= {"quadratic_form_error": form_error_of(h), "ranks": h.ranks}
     return Trace(**operand.about, **hutchpp(lambda rows: (h @ rows.T).T, operand.start(), **options))

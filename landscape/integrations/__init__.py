@@ -161,7 +161,7 @@ def problem_data(name: str, user_data: Any, loader: Any, *, whole: bool) -> Any:
         return in_order(name, data, whole=whole)
     if user_data is None:
         kind = type(loader).__name__
-        raise InputError(f"{name}: the trainer's {kind} is not one DataLoader; give {name}=…")
+        raise InputError(f"{name}: the trainer's {kind} is not a single DataLoader; give {name}=…")
     return user_data
 
 

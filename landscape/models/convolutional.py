@@ -290,8 +290,8 @@ def googlenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
         if plan is None:
             layers.append(nn.MaxPool2d(3, stride=2, padding=1))
             continue
-        # Output channels of the convolutions in a block's four branches: a 1×1; a 1×1 before a 3×3; a 1×1
-        # before a 5×5, which is two 3×3; and a 1×1 after the pooling.
+        # Output channels of the convolutions in the four branches of a block: 1×1; 1×1 and 3×3; 1×1 and 5×5
+        # (as two 3×3); pooling and 1×1.
         of_1x1, before_3x3, of_3x3, before_5x5, of_5x5, after_pool = (scaled(n, width) for n in plan)
         branch_1x1 = conv_bn(channels, of_1x1, bias=True)
         branch_3x3 = nn.Sequential(

@@ -62,7 +62,8 @@ def check_rule(
         rule: the class, or its name.
         options: the rule's options in a recipe.
         refused: option -> a value of the option that the rule must refuse, with a message of one line.
-        sharp: whether steps must diverge above the stability limit; False if the limit holds only on average.
+        sharp: whether the stability limit is strict: every step above it must diverge. False: the limit holds
+            only on average.
         device: the device of the weights.
         only: the name of one check of ``CHECKS["rule"]`` to run; default: all checks.
 
@@ -71,7 +72,7 @@ def check_rule(
 
     Example:
         >>> from landscape.training.algorithms.dpsgd import DPSGD
-        >>> check_rule(DPSGD, {"mixing": "ring(1)"}, refused={"order": "act"})
+        >>> check_rule(DPSGD, {"mixing": "ring(1)"}, refused={"order": "unknown"})
     """
     with registered(registry.algorithms, rule, "rule-under-test") as name:
 
@@ -81,7 +82,7 @@ def check_rule(
             new_rule.peak_lr = 0.1
             return new_rule
 
-        # Runs with the rule have RECIPE with these changes.
+        # The recipe of the runs is RECIPE with these changes.
         changes = {"algorithm": {"name": name, **(options or {})}}
         case = SimpleNamespace(
             name=name, make=make, changes=changes, refused=refused or {}, sharp=sharp, device=device
@@ -206,7 +207,7 @@ def check_optimizer(
             new_optimizer.start(LAYOUT, weights[:learners])
             return new_optimizer
 
-        # Runs with the optimizer have RECIPE with these changes.
+        # The recipe of the runs is RECIPE with these changes.
         changes = {"optimizer": {"name": name, **(options or {})}, "lr": 0.01}
         case = SimpleNamespace(
             make=make, changes=changes, refused=refused or {}, reference=reference, device=device,

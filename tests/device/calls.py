@@ -233,7 +233,7 @@ def lanczos() -> dict[str, Any]:
     for device in ("cpu", "sim"):
         with (
             tempfile.TemporaryDirectory() as folder,
-            mock.patch.object(operators, "write_columns", wraps=operators.write_columns) as reads,
+            mock.patch.object(operators, "read_columns", wraps=operators.read_columns) as reads,
             mock.patch.object(operators, "WIDTH", 16),
             mock.patch.object(operators, "min_basis_size", return_value=6),
             mock.patch.object(operators, "max_basis_size", return_value=15),
