@@ -513,7 +513,7 @@ def krylov(
         products += 1
         unread_columns.append(column)
         if len(unread_columns) < columns_per_read and products < budget and j + 2 < len(vectors):
-            # column[-1] is β. The clamp avoids 0/0 in an invariant space, which is detected by read_columns.
+            # column[-1] is β. The clamp avoids 0/0 in an invariant space, which the loop below detects.
             torch.div(w, column[-1].clamp(min=torch.finfo(w.dtype).tiny), out=vectors[j + 1])
             j += 1
             continue
@@ -573,10 +573,10 @@ def upper_bound(t: Array, beta: float, size: int) -> float:
     values) θ_i and off-diagonals β_i. ``beta``: β_j, the norm of the remainder after the last step. The bound
     fails with probability RISK.
 
-    If x is a unit eigenvector to an eigenvalue λ above all θ_i, then |xᵀb| ≤ Πβ_i / Π(λ − θ_i). Let p =
-    c·√(2/π) for a number c. For a random b, |xᵀb| is below c/√size with a probability of at most p (van
-    Dorsselaer, Hochstenbach and van der Vorst 2000, section 3). For a b of :func:`.warm_start`, |xᵀb| is
-    below c/(2√size) with a probability of at most p (Anderson 1955). Here c/(2√size) is used for each b.
+    If x is a unit eigenvector to an eigenvalue λ above all θ_i, then |xᵀb| ≤ Πβ_i / Π(λ − θ_i). Let c be
+    RISK·√(π/2). For a random b, |xᵀb| is below c/√size with a probability of at most RISK (van Dorsselaer,
+    Hochstenbach and van der Vorst 2000, section 3). For a b of :func:`.warm_start`, |xᵀb| is below c/(2√size)
+    with a probability of at most RISK (Anderson 1955). The smaller number, c/(2√size), is used for each b.
     """
     betas = np.abs(np.append(np.diag(t, -1), beta))
     if not np.isfinite(betas).all():

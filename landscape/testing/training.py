@@ -62,8 +62,8 @@ def check_rule(
         rule: the class, or its name.
         options: the rule's options in a recipe.
         refused: option -> a value of the option that the rule must refuse, with a message of one line.
-        sharp: whether the stability limit is strict: every step above it must diverge. False: the limit holds
-            only on average.
+        sharp: whether the stability limit is strict, so that steps must diverge above this limit. False: the
+            limit holds only on average.
         device: the device of the weights.
         only: the name of one check of ``CHECKS["rule"]`` to run; default: all checks.
 
