@@ -137,7 +137,8 @@ def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
                 # ``file_values`` raises an error for any other word.
                 if not recipes.paper_recipe_values(word, changes={}):
                     recipes.file_values(word)
-            # Without plugins, ``completion`` has the names of all figures; ``choose`` refuses other names.
+            # ``untouched``: no plugin has added a figure, so that ``completion`` has all names. ``choose``
+            # raises an error for any other name. With plugins, the command itself checks the name.
             if args[0] == "figures" and registry.figures.untouched:
                 choose("NAME", word, completion)
     return values
@@ -205,12 +206,12 @@ def _run() -> int:
     except click.ClickException as error:
         code = _fail(error.format_message(), 1)
     except (click.Abort, KeyboardInterrupt) as error:
-        # click raises Abort in place of a KeyboardInterrupt, such as Stopped.
+        # Stopped is a KeyboardInterrupt. click catches a KeyboardInterrupt, and raises Abort instead.
         interrupt = error.__context__ if isinstance(error, click.Abort) else error
         stopped = interrupt if isinstance(interrupt, Stopped) else Stopped(signal.SIGINT)
         code = _fail(str(stopped), stopped.exit_code)
     except BrokenPipeError:  # the reader of stdout has ended, such as head in "landscape … | head"
-        progress.flush()
+        progress.flush()  # empties the buffer of stdout
         code = 1
     except Exception as error:
         progress.flush()
@@ -219,7 +220,7 @@ def _run() -> int:
             raise
         if out.verbose:
             traceback.print_exception(error)
-        # ``flags_of`` makes the line name options in place of parameters.
+        # The line names parameters. ``flags_of`` gives the options that take their places.
         code = _fail(failure.line(flags_of(out.command)), failure.exit_code)
     else:
         write_error = progress.flush()  # None if all of stdout is written
@@ -297,7 +298,8 @@ def signals() -> Iterator[None]:
     signals, such as SIGHUP under nohup, stay ignored. Nothing changes in a process that --nproc started,
     because its launcher handles the signals, nor in a thread that is not the main one.
     """
-    if threading.current_thread() is not threading.main_thread() or children.launcher_store():
+    started_by_nproc = children.launcher_store() is not None
+    if threading.current_thread() is not threading.main_thread() or started_by_nproc:
         yield
         return
     default_handlers = (signal.SIG_DFL, signal.default_int_handler)

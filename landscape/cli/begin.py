@@ -209,9 +209,9 @@ def doctor(data_dir: str | None, device: str | None) -> None:
     If data or a package is missing, the command that installs it is printed. The exit code is 1 only if
     something that every command needs does not work.
 
-    With --device, the command instead makes calls of the package on the CPU and on that device. It prints a
-    table of the differences, which you can paste into an issue. This takes a minute or two. The exit code is
-    then 1 if a difference is larger than allowed.
+    With --device, the command instead computes losses, eigenvalues, short trainings and more of a few small
+    networks, on the CPU and on that device. It prints a table of the differences, which you can paste into an
+    issue. This takes a minute or two. The exit code is then 1 if a difference is larger than allowed.
 
     Args:
         device: Compare this device with the CPU, call by call.

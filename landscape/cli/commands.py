@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import click
 
-from landscape.cli.options import Choice, Number, names, paths
+from landscape.cli.options import Choice, Number, offer, paths
 from landscape.core import registry
 from landscape.core.options import Within
 
@@ -45,7 +45,7 @@ def _parameter(settings: dict[str, Any]) -> click.Parameter:
     declarations, complete = settings.pop("declarations"), settings.pop("complete", "")
     is_option = declarations[0].startswith("-")
     if isinstance(complete, list):
-        settings["shell_complete"] = names(lambda: complete)
+        settings["shell_complete"] = offer(lambda: complete)
         if is_option:  # an argument may also be a pattern, or the name of a plugin
             settings["type"] = Choice(complete)
     elif complete:

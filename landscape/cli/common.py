@@ -22,7 +22,7 @@ from landscape.checkpoint.checkpoint import SCHEMA, Checkpoint
 from landscape.checkpoint.states import files_of, name_beside, names_state
 from landscape.checkpoint.weights import import_state
 from landscape.cli import options
-from landscape.cli.options import group
+from landscape.cli.options import OMIT, group
 from landscape.cli.output import add_results as add_results
 from landscape.cli.output import add_values as add_values
 from landscape.cli.output import message as message
@@ -67,7 +67,7 @@ class Target:
         """Open the result file, checked before the work starts; print a message if nothing was computed.
 
         Args:
-            default: The path without ``-o``.
+            default: The path if ``-o`` is not given.
             writes: Whether this process is the one that writes the file.
         """
         path = Path(self.output) if self.output else default
@@ -87,8 +87,8 @@ class Target:
         ``replace``.
 
         Args:
-            default: The path of the file without ``-o``.
-            sources: Names of the files that the results depend on, each with its SHA-256.
+            default: The path of the file if ``-o`` is not given.
+            sources: A text for each file on which the results depend: its name, and 16 digits of its SHA-256.
             compute: Yields the results.
             describe: Prints a result.
         """
@@ -99,7 +99,7 @@ class Target:
                 yield result
 
         context = click.get_current_context()
-        # max chooses the long name, such as --output of -o and --output.
+        # Parameter -> the longest flag of its option: --output, not -o.
         flags = {str(parameter.name): max(parameter.opts, key=len) for parameter in context.command.params}
         settings = {flags[name]: value for name, value in context.params.items() if name not in _NO_SETTINGS}
         call = {"command": context.command.name, "source": [*sources], **settings}
@@ -305,7 +305,7 @@ class AnalysisCommand:
         options = {"metrics": metrics, "samples": self.samples}
         return [self.source.of(run, self.device, self.split, dtype, **options) for run in runs]
 
-    def say_other_data(self, runs: Iterable[Any]) -> None:
+    def say_if_other_data(self, runs: Iterable[Any]) -> None:
         """Print a message for each checkpoint that was certainly trained on other data."""
         for run in runs:
             if isinstance(run, Checkpoint) and (data_name := self.source.other_data(run)):
@@ -348,7 +348,7 @@ class AnalysisCommand:
                 checkpoints.
             function: Receives the arguments of a job and, by keyword, the settings of the command, ``seed``,
                 ``progress`` and the origin of the result (:class:`.Provenance`).
-            variant: Values of options, which become part of the file's name, except for defaults.
+            variant: Values of options for the file's name. :meth:`path` leaves out those in ``DEFAULTS``.
             describe: Prints a result.
         """
         calls = [job if isinstance(job, tuple) else (job,) for job in jobs]
@@ -363,7 +363,8 @@ class AnalysisCommand:
                     "progress": call_progress,
                 }
                 result = function(*call, **keywords)
-                self.say_other_data(runs)  # only now: ``function`` may refuse the data
+                # The message comes only now, because ``function`` may refuse the data.
+                self.say_if_other_data(runs)
                 yield result
 
         unique_runs = {id(run): run for run in itertools.chain.from_iterable(runs_of_calls)}
@@ -411,48 +412,49 @@ _COMMON_PARAMETERS = ("seed", "max_memory", "device", "data_dir")
 
 def analysis_options(
     function: Callable[..., Any], *, split: bool = True, seed: bool = True, metrics: bool = False,
-    metavar: str = "CKPT…", required: bool = True, **own: options.Settings | None,
+    metavar: str = "CKPT…", required: bool = True, **by_parameter: options.Settings | None,
 ) -> options.Group:  # fmt: skip
     """Return the options of an analysis command, which receives their values as one :class:`AnalysisCommand`.
 
     Args:
         function: The analysis. Its parameters become options (:func:`.options_of`): each number, text or flag
-            with a default, and those in ``own``. If the function analyzes a problem, and not a run, the
-            command also has --dtype, --max-memory, --model, --data and so on.
+            with a default, and those in ``by_parameter``. If the function analyzes a problem, and not a run,
+            the command also has --dtype, --max-memory, --model, --data and so on.
         split: Whether there is --split; otherwise the training set is analyzed.
         seed: Whether there is --seed.
         metrics: Whether there is --metric.
         metavar: Name of the checkpoints in the help.
         required: Whether there must be a checkpoint.
-        own: Parameter -> settings of its option in click, in place of those in ``ANALYSES``; None: no option.
+        by_parameter: Parameter -> settings of its option in click, or OMIT; in place of the settings in
+            ``ANALYSES``.
     """
     parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
-    own = {**ANALYSES[function].options, **own}
+    by_parameter = {**ANALYSES[function].options, **by_parameter}
     takes_problem = "run" not in parameters
-    split_settings = own.pop("split", {})
-    has_split = split and takes_problem and split_settings is not None
+    has_split = by_parameter.pop("split", {}) is not OMIT and split and takes_problem
+    seed_help = options.help_texts(function).get("seed", "Draws the directions.")
     names = []
     for name, parameter in parameters.items():
         has_default = parameter.default is not parameter.empty
         if has_default and name not in _COMMON_PARAMETERS and options.is_plain(hints[name]):
             names.append(name)
     settings = {}
-    for name in (*names, *own):
-        own_settings = own.get(name, {})
-        if own_settings is not None:
-            settings[name] = {**OPTION_SETTINGS.get(name, {}), **own_settings}
-    # --max-memory is listed with the options of the target. AnalysisCommand has no such field, because the
-    # option's own callback sets the limit.
+    for name in (*names, *by_parameter):
+        settings_of_name = by_parameter.get(name, {})
+        if settings_of_name is not OMIT:
+            settings[name] = {**OPTION_SETTINGS.get(name, {}), **settings_of_name}
+    # --max-memory needs no field of a class, because its callback sets the limit. It is among the options of
+    # the target only for its position in the help.
     max_memory = [options.option("max_memory")] if takes_problem else []
     return options.group(
         AnalysisCommand,
         checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
         settings=options.Group(dict, options.options_of(function, **settings)),
-        split={} if has_split else None,  # {}: the usual settings
-        seed={"help": options.help_texts(function).get("seed", "Draws the directions.")} if seed else None,
-        dtype={} if takes_problem else None,
-        metrics={"flag": "--metric", "metavar": "NAME"} if metrics else None,
-        samples={"metavar": "N"} if takes_problem else None,
+        split={} if has_split else OMIT,  # {}: the usual settings
+        seed={"help": seed_help} if seed else OMIT,
+        dtype={} if takes_problem else OMIT,
+        metrics={"flag": "--metric", "metavar": "NAME"} if metrics else OMIT,
+        samples={"metavar": "N"} if takes_problem else OMIT,
         target=options.Group(TARGET.make, [*max_memory, *TARGET.options]),
         source=SOURCE if takes_problem else options.Group(Source, [options.option("data_dir")]),
     )
@@ -473,7 +475,7 @@ def command_of(function: Callable[..., Any]) -> click.Command:
     A parameter with ``each`` in the declaration accepts several values; the analysis runs for each of them.
     """
     declaration, name = ANALYSES[function], function.__name__.replace("_", "-")
-    list_options = [option for option, own in declaration.options.items() if own and "each" in own]
+    list_options = [option for option, words in declaration.options.items() if words and "each" in words]
     parameters = inspect.signature(function).parameters
     not_accepted = {"seed", "progress"} - {*parameters}
 
@@ -484,6 +486,7 @@ def command_of(function: Callable[..., Any]) -> click.Command:
         settings = dict(analysis.settings)
         lists = [dict.fromkeys(settings.pop(option)) for option in list_options]  # each value once
         analysis = dataclasses.replace(analysis, settings=settings)
+        # The value of the option ``declaration.variant``, if there is one, becomes part of the file's name.
         variant = [settings[declaration.variant]] if declaration.variant else []
         # A job is a checkpoint with one value of each list; all combinations are computed.
         jobs = [*itertools.product(analysis.open(), *lists)]

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from landscape.cli import common, processes
-from landscape.cli.options import FOLDER, Choice, command, names
+from landscape.cli.options import FOLDER, Choice, command, offer
 from landscape.cli.output import list_figures
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
@@ -27,7 +27,7 @@ UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @command(
-    names={"argument": True, "metavar": "[NAME…]", "shell_complete": names(figure.names)},
+    names={"argument": True, "metavar": "[NAME…]", "shell_complete": offer(figure.names)},
     every={"flag": "--all"},
     scale={"type": Choice(SCALES)},
     budget={"metavar": "TIME"},
@@ -77,11 +77,12 @@ def figures(
         list_figures([{"name": f.name, "where": f.where, "title": f.title} for f in all_figures])
         return
     folder = Path(output)
-    # A dry run trains nothing, and so needs no processes. Without --prune, the weights of all runs are kept.
     context = Context(
+        # A dry run trains nothing, and so needs no processes.
         Path(runs), scale, jobs.device, jobs.data_dir, Pool() if dry_run else jobs.pool(),
         message=lambda line: common.message(f"  {line}"),
         records=Path(records) if records else folder / "records", until=time.time() + budget_seconds,
+        # None: the weights of all runs are kept.
         runs_with_weights=figure.with_weights(all_figures, scale) if prune else None,
     )  # fmt: skip
     if jobs.share is not None:
@@ -90,7 +91,7 @@ def figures(
     skipped: list[str] = []
     unfinished: list[str] = []
     json_entries: list[dict[str, Any]] = []
-    seconds_by_kind: dict[str, float] = {}  # kind of run -> seconds of a sample, which a dry run measures
+    seconds_by_kind: dict[str, float] = {}  # kind of run -> seconds of one sample's gradient
     for entry in entries:
         try:
             if dry_run:
@@ -167,18 +168,18 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[dict[str, Any]
         The name and the conclusion of the figure, for --json (None if the budget was used up before the
         figure was drawn); and whether all runs have ended.
     """
-    context = entry.of(context)
-    runs, missing = context.cells, context.missing()
+    context = entry.of(context)  # with the runs of this figure, which are ``context.cells``
+    count, missing = len(context.cells), context.missing()
     _check_data(context, missing)
     for folder in (output, context.folder):
         common.make_folder(folder)
-    common.message(f"{entry.name}: {entry.title} ({len(missing)} of {len(runs)} runs to train)")
+    common.message(f"{entry.name}: {entry.title} ({len(missing)} of {count} runs to train)")
     if missing:
         with common.progress_bar(entry.name) as bar:
             dataclasses.replace(context, progress=bar).train(missing)
     missing_count = len(context.missing())
     if missing_count:
-        common.message(f"  {missing_count} of {len(runs)} runs have not ended")
+        common.message(f"  {missing_count} of {count} runs have not ended")
     try:
         with common.progress_bar(f"{entry.name}: analyses"):
             conclusion, pictures = pages.draw(entry, context, output)

@@ -12,7 +12,7 @@ from landscape.checkpoint import storage, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, processes
 from landscape.cli.common import AnalysisCommand, analysis_options, say_cost, with_progress
-from landscape.cli.options import Choice, command, group
+from landscape.cli.options import OMIT, Choice, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.hdf5 import sha256
@@ -141,7 +141,7 @@ def compute_on_grid(
     already are not computed again. ``name`` is part of the name of the file, and the title of the progress
     bar.
     """
-    team = processes.join()  # the rank of this process; the processes connect in ``team.joined()``
+    team = processes.start()
     groups = checkpoint_groups(plane_options, analysis.open())
     kind, align = plane_options.kind, plane_options.align
     align_words = ["aligned", align] if align else []
@@ -153,7 +153,7 @@ def compute_on_grid(
     with analysis.target.opened(path, writes=team.rank == 0) as file:
         # ``only`` removes results of other weights or, without --force, raises an error about them.
         file.only([origin["source_sha256"] for origin in origins])
-        with team.joined() as process_group:
+        with team.connected() as process_group:
             execution = Execution(process_group)
             for origin, (runs, progress) in zip(origins, with_progress(name, groups), strict=True):
                 source_hash, problem = origin["source_sha256"], runs[0].problem()
@@ -166,20 +166,22 @@ def compute_on_grid(
                     plane = saved.plane(problem.weights)
                 else:
                     plane = make_plane(plane_options, problem, runs, analysis.seed)
-                # A forecast is for one process that computes all points; points in the file need no time.
-                if compute is grids.hessian_grid and saved is None and process_group is None:
+                # A forecast holds only if this process computes all points.
+                computes_all = saved is None and process_group is None
+                if computes_all and compute is grids.hessian_grid:
                     say_cost(compute, problem, analysis.settings)
                 options = {**analysis.settings, **origin, "progress": progress}
                 result = compute(problem, plane, into=file, execution=execution, **options)
                 results.append(result)
-                analysis.say_other_data(runs[:1])  # a message, if the run was trained on other data
+                analysis.say_if_other_data(runs[:1])
                 common.describe(result)
                 if file.resumed is not None:  # the earlier result whose points were reused
                     count = reused_points(file.resumed, result)
                     common.print_values(f"  {count:,} of {result.exact.size:,} points were in the file")
-        other_results = [old for old in file if all(old is not new for new in results)]
-        # The new results come first, in the order of the checkpoints. With --force the file keeps only them.
-        file.keep(results if analysis.target.replace else [*results, *other_results])
+        # Further results of the same weights may be in the file. --force removes them.
+        further_results = [old for old in file if all(old is not new for new in results)]
+        # The new results come first, in the order of the checkpoints.
+        file.keep(results if analysis.target.replace else [*results, *further_results])
     if team.rank == 0:
         common.show(results, file.path, analysis.target.picture)
 
@@ -227,8 +229,7 @@ def hessian_grid(plane: PlaneOptions, processes: Processes, analysis: AnalysisCo
     compute_on_grid(analysis, plane, processes, "hessian", grids.hessian_grid)
 
 
-# ``None``: the parameter of ``grids.line`` is no option.
-@command(analysis=analysis_options(grids.line, metrics=True, metavar="CKPT [CKPT]", method=None, labels=None))
+@command(analysis=analysis_options(grids.line, metrics=True, metavar="CKPT [CKPT]", method=OMIT, labels=OMIT))
 def line(
     *, norm: Literal["none", "filter", "layer"] = "none", ignore: Literal["none", "bias+norm"] | None,
     analysis: AnalysisCommand,
@@ -307,10 +308,10 @@ def basins(
     distances in weight space.
 
     Args:
-        rises: Measure the region where the loss is at most NATS above the loss of its point (see --around).
-            [default: 24 values up to the rise at which the region reaches the edge of the grid]
-        least: The smallest persistence of a basin that is listed. [default: 1% of the median loss above the
-            lowest loss, but at least twice the error of interpolated losses]
+        rises: Measure the region around a point (see --around) where the loss is at most NATS above the loss
+            at the point. [default: 24 values up to the rise at which the region reaches the edge of the grid]
+        least: The smallest persistence of a basin that is listed. [default: 1% of the difference between the
+            median loss and the lowest loss, but at least twice the error of interpolated losses]
         around: The point that the region contains. [default: center for planes around one network, else
             lowest]
 

@@ -16,7 +16,7 @@ import numpy as np
 from landscape.checkpoint import history
 from landscape.checkpoint.history import latest
 from landscape.cli import output
-from landscape.cli.options import command, names, paths
+from landscape.cli.options import command, offer, paths
 from landscape.cli.output import print_files, print_values
 from landscape.core import hdf5
 from landscape.results import base
@@ -96,15 +96,15 @@ def _print_checkpoint(run: Any) -> None:
     if names:
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         print_values(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
-        if run.mean_buffers:  # the statistics of w_a, the mean weights
-            print_values("BatchNorm statistics of the mean: re-estimated at its weights")
+        if run.mean_buffers:  # w_a has statistics of its own
+            print_values("BatchNorm statistics of w_a: estimated again at w_a")
     fingerprint = f", fingerprint {data['fingerprint'][:12]}…" if data["fingerprint"] else ""
     sizes = f"{data['train']:,} train, {data['test']:,} test{fingerprint}"
     if data["name"]:
         print_values(f"data: {data['name']} {data['options']}, {sizes}")
     else:  # imported without data, or recorded in a training loop of the user's own
         print_values(f"data: the loop's own, {sizes}" if data["train"] else "data: not known")
-    if run.algorithm == history.IMPORTED:
+    if run.algorithm == history.IMPORTED:  # ``recipe`` then has the names of the files in place of a recipe
         print_values(f"imported from:\n{run.recipe}".rstrip("\n"))
         return
     epoch = f" (epoch {run.epoch:.3g})" if math.isfinite(run.epoch) else ""
@@ -153,7 +153,7 @@ def limit_note(end: Any) -> str:
 RECIPES = Path(__file__).with_name("recipes.json.gz")
 
 
-@command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(built_in_recipes.names)})
+@command(name={"argument": True, "metavar": "[NAME]", "shell_complete": offer(built_in_recipes.names)})
 def recipes(name: str | None) -> None:
     """List the built-in recipes, or print one.
 
@@ -191,8 +191,9 @@ def recipes(name: str | None) -> None:
     print_values("\n".join(lines), recipes=[built_in_recipes.facts(listed) for listed in summaries])
 
 
+# ``picture`` is the option --plot, as in all commands.
 @command(
-    mixings={"argument": True, "metavar": "[MIXING]…", "shell_complete": names(topology.default_mixings)},
+    mixings={"argument": True, "metavar": "[MIXING]…", "shell_complete": offer(topology.default_mixings)},
     learners={"metavar": "N"},
     parameters={"metavar": "P"},
 )

@@ -25,7 +25,7 @@ from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import common
 from landscape.cli.common import AnalysisCommand, analysis_options, say_cost
 from landscape.cli.grids import check_networks, titles
-from landscape.cli.options import ListType, command
+from landscape.cli.options import OMIT, ListType, command
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive
@@ -43,7 +43,7 @@ from landscape.training.experiments import stability as compute_stability
 @command(
     by={"metavar": "block|layer|parameter|NAME,…"},
     parts={"flag": "--part", "metavar": "NAME"},
-    analysis=analysis_options(compute_spectrum, quantities={"metavar": "NAME,…"}, part=None),
+    analysis=analysis_options(compute_spectrum, quantities={"metavar": "NAME,…"}, part=OMIT),
 )
 def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: AnalysisCommand) -> None:
     """Compute the Hessian's eigenvalues, trace and density.
@@ -74,9 +74,7 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
         options = {**settings, "part": list(parts) or None}
         if precondition:
             return compute_spectrum(problem, precondition=preconditioner(run, problem), **options)
-        if (
-            settings["engine"] == "landscape"
-        ):  # prints a forecast of time and memory, which only this engine has
+        if settings["engine"] == "landscape":  # the only engine with a forecast of time and memory
             say_cost(compute_spectrum, problem, options)
         return compute_spectrum(problem, **options)
 
@@ -109,7 +107,7 @@ def _print_curvature_table(by: str, analysis: AnalysisCommand, flags: Mapping[st
 
 
 @command(
-    analysis=analysis_options(compute_noise_scale, split=False, batch={"metavar": "B"}, local_batch=None)
+    analysis=analysis_options(compute_noise_scale, split=False, batch={"metavar": "B"}, local_batch=OMIT)
 )
 def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand) -> None:
     """Estimate the gradient noise scale tr Σ/‖g‖².
@@ -118,9 +116,10 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
     size.
 
     The noise scale is estimated twice: from gradients at w_a, the mean weights of each CKPT's n learners; and
-    from the learners' own gradients. A learner takes its gradient over 1/n of the batch, at the weights that
-    the run's update rule chooses (SSGD: w_a). Both values are printed with standard errors. A third value
-    comes from the learners' gradients of single steps; the spread of the learners' weights contributes to it.
+    from the means of the learners' own gradients. A learner takes its gradient over 1/n of the batch, at the
+    weights that the run's update rule chooses (SSGD: w_a). Both values are printed with standard errors. Also
+    prints tr Σ and ‖g‖² as a training measures them in one step, from the differences between the n learners'
+    gradients. The spread of the learners' weights adds to these differences.
 
     Args:
         no_learners: Measure only at w_a, without the learners' own gradients.
@@ -144,15 +143,10 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
 @command(
     batch={"metavar": "B,…"},
     analysis=analysis_options(
-        compute_batch_sharpness,
-        split=False,
-        batch=None,
-        local_batch=None,
-        lr=None,
-        limit=None,
-        quantities=None,
+        compute_batch_sharpness, split=False, batch=OMIT, local_batch=OMIT, lr=OMIT,
+        limit=OMIT, quantities=OMIT,
     ),
-)
+)  # fmt: skip
 def batch_sharpness(
     batch: Sequence[Count] | None, no_learners: bool, no_lambda_max: bool, analysis: AnalysisCommand
 ) -> None:
@@ -210,7 +204,7 @@ def gradient_points(run: Checkpoint) -> Tensor:
     return run.weights
 
 
-@command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None))
+@command(analysis=analysis_options(compute_smoothing, lr=OMIT, alpha_e=OMIT))
 def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisCommand) -> None:
     """Smooth the loss over the spread of the learners.
 
@@ -233,8 +227,8 @@ def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisComm
     source, device = analysis.source, pick_device(analysis.device)
 
     def compute(run: Checkpoint, **settings: Any) -> Smoothing:
-        # The further steps need built-in model and data. A run with other model or data comes with --model,
-        # --data or --loss, because its file only names the user's code.
+        # Further steps train by the run's recipe, which needs a built-in model and data. A run with the
+        # user's own model, data or loss can be opened only if --model, --data or --loss is given.
         can_train = run.has_recipe and not (source.model or source.data or source.loss)
         trajectory = None
         if steps and can_train:
@@ -249,9 +243,10 @@ def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisComm
 
 @command(
     analysis=analysis_options(
-        compute_stability, metavar="[CKPT…]", required=False, lr=None, own_limit=None, own_delay=None
+        compute_stability, metavar="[CKPT…]", required=False, lr=OMIT, own_limit=OMIT,
+        own_delay=OMIT,
     )
-)
+)  # fmt: skip
 def stability(
     *, lr: Positive | None, from_delay: Natural = 0, from_momentum: BelowOne = 0.0,
     from_form: limits.Form = "ordinary", batch: Count = 1, from_batch: Count = 1, noise: NonNegative = 0.0,
@@ -363,13 +358,15 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
     sides = runs if groups is None else grouped(runs, groups)
 
     def compute(*_: Checkpoint, **options: Any) -> Comparison:
-        # All options but the origin: a comparison has an origin for each side.
+        # ``options`` also has the origin of all runs. It is left out, as each side has an origin of its own.
         settings = {name: options[name] for name in (*analysis.settings, "seed", "progress")}
         result = compute_comparison(sides, **settings, preconditioner_of=preconditioner)
         data_names = dict.fromkeys(analysis.source.other_data(run) for run in runs)
         notes = [f"the data is {name}, not that of the checkpoints" for name in data_names if name]
         return replace(result, notes=(*result.notes, *notes))
 
+    # One job with all runs, from which the name and the sources of the file are made. ``compute`` itself
+    # takes the runs from ``sides``.
     analysis.compute("compare", [tuple(runs)], compute, describe=print_comparison)
 
 
@@ -402,8 +399,8 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
     analysis=analysis_options(
         compute_average,
         metrics=True,
-        labels=None,
-        exact=None,
+        labels=OMIT,
+        exact=OMIT,
         seed=False,
         coefficients={"metavar": "a,…", "type": ListType(float)},
     ),
@@ -433,13 +430,14 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
     check_networks(runs)
     options: dict[str, Any] = {"exact": True if exact is None else exact}  # True: evaluate all averages
     if by_factor:
-        options["factors"] = ()  # each factor is averaged by itself
+        options["factors"] = ()  # no names of factors A and B, so that no products BA are formed
     # Opening a file of another program converts its weights. An average is made in the original dtypes, so
     # the path of such a file is passed on.
     members = [run.path if run.algorithm == IMPORTED and run.path else run for run in runs_and_base]
     if base is not None:
         options["base"] = members.pop()  # the last of ``paths``
 
+    # An average has no ``seed``, which every command gives.
     def compute(first: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> WeightAverage:
         problem = first.problem()
         if not others:

@@ -54,8 +54,8 @@ def paths(kind: str) -> Completion:
     return lambda context, parameter, incomplete: [CompletionItem(incomplete, type=kind)]
 
 
-def names(allowed: Callable[[], Iterable[str]]) -> Completion:
-    """Return completion by the ``allowed`` names that match; if none does, by files."""
+def offer(allowed: Callable[[], Iterable[str]]) -> Completion:
+    """Return completion that offers the ``allowed`` names that match; if no name does, files."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         items = [CompletionItem(name) for name in allowed() if name.startswith(incomplete)]
@@ -65,6 +65,8 @@ def names(allowed: Callable[[], Iterable[str]]) -> Completion:
 
 
 Settings = Mapping[str, Any]
+#: In place of the settings of a parameter: the parameter is no option of the command.
+OMIT: None = None
 
 # What follows imports torch: only for a command with such an option.
 
@@ -188,25 +190,25 @@ def is_plain(annotation: Any) -> bool:
     return base_of(item_of(annotation) or annotation) in (int, float, str, bool)
 
 
-def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> list[click.Parameter]:
-    """Return the options of the parameters ``names`` and ``own`` of a function, in this order.
+def options_of(function: Callable[..., Any], *names: str, **settings: Settings) -> list[click.Parameter]:
+    """Return the options of some parameters of a function: of ``names``, then of the keys of ``settings``.
 
-    Default and type are those of the signature, and the help is the first sentence of the parameter's Args,
-    unless the settings of click in ``own`` differ.
+    ``settings``: parameter -> settings of its option in click. Without a setting, default and type are those
+    of the signature, and the help is the first sentence of the parameter's Args.
     """
     parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
     helps = help_texts(function)
-    every = dict.fromkeys((*names, *own))
-    return [_option(parameters[name], hints[name], helps.get(name), own.get(name, {})) for name in every]
+    every = dict.fromkeys((*names, *settings))
+    return [_option(parameters[name], hints[name], helps.get(name), settings.get(name, {})) for name in every]
 
 
-def _option(parameter: inspect.Parameter, hint: Any, help_text: str | None, own: Settings) -> click.Parameter:
-    """Return the option of a parameter with this annotation ``hint``; the settings ``own`` come first."""
+def _option(parameter: inspect.Parameter, hint: Any, text: str | None, changes: Settings) -> click.Parameter:
+    """Return the option of a parameter with the annotation ``hint``; ``changes`` replace its settings."""
     is_repeated = get_origin(base_of(hint)) is tuple
-    given = {**SHARED.get(parameter.name, {}), **own}
-    settings: dict[str, Any] = {"help": help_text} if help_text else {}
+    given = {**SHARED.get(parameter.name, {}), **changes}
+    settings: dict[str, Any] = {"help": text} if text else {}
     default = parameter.default
-    if own.get("each"):
+    if changes.get("each"):
         settings |= {"type": ListType(hint), "required": True}
     elif "type" not in given and item_of(hint) and not is_repeated:
         settings["type"] = ListType(item_of(hint))
@@ -223,7 +225,7 @@ def _option(parameter: inspect.Parameter, hint: Any, help_text: str | None, own:
         settings["default"] = default
     elif default is not None and not is_repeated and not {"default", "is_flag"} & {*given, *settings}:
         settings["required"] = types.NoneType not in get_args(hint)
-    settings |= {name: value for name, value in own.items() if name != "each"}
+    settings |= {name: value for name, value in changes.items() if name != "each"}
     return option(parameter.name, **settings)
 
 
@@ -266,23 +268,23 @@ class Group:
     options: Sequence[click.Parameter]
 
 
-def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
-    """Return the options of all parameters of ``make``; their help is the text under Args in its docstring.
+def group(make: Callable[..., Any], **by_parameter: Settings | Group | None) -> Group:
+    """Return the options of all parameters of ``make``, with the texts under Args of ``make`` as their help.
 
     Args:
         make: The function or class that receives the values.
-        own: Parameter -> settings of its option in click; a :class:`Group`, if several options together make
-            its value; or None, if it has no option.
+        by_parameter: Parameter -> settings of its option in click. A :class:`Group` if several options
+            together make the parameter's value. OMIT if the parameter is no option.
     """
     helps, hints = described(make), type_hints(make, bounds=True)
     groups: dict[str, Group] = {}
     options: list[click.Parameter] = []
     for name, parameter in inspect.signature(make).parameters.items():
-        settings = own.get(name, {})
+        settings = by_parameter.get(name, {})
         if isinstance(settings, Group):
             groups[name] = settings
             options += settings.options
-        elif settings is not None:
+        elif settings is not OMIT:
             options.append(_option(parameter, hints[name], helps.get(name), settings))
 
     def make_with_groups(**values: Any) -> Any:
@@ -296,7 +298,7 @@ def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
 
 
 def command(
-    name: str | None = None, /, **own: Settings | Group | None
+    name: str | None = None, /, **by_parameter: Settings | Group | None
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a function a command: its parameters are the options, as ``group`` makes them.
 
@@ -306,7 +308,7 @@ def command(
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         text, example = re.split(r"^Example:\n", inspect.getdoc(function) or "", flags=re.M)
-        options = group(function, **own)
+        options = group(function, **by_parameter)
         return click.Command(
             name or function.__name__.replace("_", "-"),
             callback=functools.wraps(function)(options.make),

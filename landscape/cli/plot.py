@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # matplotlib is imported where a film is drawn
 GRID, FRAMES, FPS, DPI = 25, 60, 6, 100
 # Half the width of the picture, relative to the largest coordinate of a learner at the median checkpoint
 # (our choice): the spread of a run falls by orders of magnitude, and its beginning would hide the rest.
-WIDTH = 2.0
+RELATIVE_SPAN = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +110,12 @@ def plot(
     options |= {"width": width, "labels": labels or None, "title": title or None}  # None: not given
     options = {name: value for name, value in options.items() if value is not None}
     if film.animate is not None:
-        refused = [*options] if style == "contour" else [*options, "style"]
-        if refused:
-            raise InputError(f"--{refused[0]}: not allowed with --animate")
+        given = [*options] if style == "contour" else [*options, "style"]  # "contour" is the default
+        if given:
+            raise InputError(f"--{given[0]}: not allowed with --animate")
         animate(files, output, film, dpi)
         return
+    # ``checkpoint_in``: the folder of a run stands for its last checkpoint; any other path stays as it is.
     picture = Path(output or storage.checkpoint_in(Path(files[0])).with_suffix(".png"))
     if picture.suffix == ".vts":
         common.print_files(*_export(plots.loaded(files), picture))
@@ -184,9 +185,14 @@ def checkpoints(last: Path, limit: int) -> list[Checkpoint]:
 def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame]:
     """Compute the frames of a film: for each checkpoint, the surface around w_a, ηλ_max and its limit.
 
-    All surfaces have the same two directions. They are the first principal components of the deviations of
-    the learners from w_a, taken from all checkpoints. Before that, the deviations (n, P) of each checkpoint
-    are divided by their norm, so that all checkpoints have equal weight.
+    All surfaces have the same two directions: the first principal components of the deviations of the
+    learners from w_a at all checkpoints. The matrix (n, P) of the deviations at a checkpoint is first divided
+    by the norm of the matrix, so that all checkpoints have equal weight.
+
+    Args:
+        runs: checkpoints of one run, in the order of their steps.
+        film: the options of the film.
+        progress: takes the share of the frames that are computed.
     """
     from landscape.plots.animation import Frame
 
@@ -197,9 +203,9 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
     directions = learners_plane(first_problem, unit_spreads).directions
     # The learners' coordinates in the plane at each checkpoint, (n, 2).
     positions = [(spread.to(directions) @ directions.T).numpy() for spread in spreads]
-    span = WIDTH * float(np.median([np.abs(position).max() for position in positions]))
+    span = RELATIVE_SPAN * float(np.median([np.abs(position).max() for position in positions]))
     axes = ("direction 1 of the spread", "direction 2 of the spread")
-    whole_history = runs[-1].history
+    whole_history = runs[-1].history  # the last checkpoint has the history of all steps
     film_frames = []
     for run, position in zip(runs, positions, strict=True):
         problem = film.source.of(run, "cpu").problem()
@@ -252,7 +258,7 @@ def report(
         landscape report runs/ss runs/dp contour.h5 -o report.html --analyse
     """
     path = Path(output)
-    ends_in("-o", path, reports.FORMATS)
+    ends_in("-o", path, reports.FORMATS)  # raises an error for another suffix
     reports.check_installed()
     common.make_folder(path.parent)
     paths = [Path(file) for file in files]

@@ -28,7 +28,7 @@ from landscape.training.processes.process_group import Group, number, started_by
 # A share of a grid may take long; a process that ends or is silent is noticed without this limit.
 EXCHANGE_TIMEOUT = 7 * 24 * 3600.0
 
-TIMEOUT_S = {"metavar": "S"}
+SECONDS = {"metavar": "S"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Processes:
     nproc: Count = 1
     timeout: Positive = TIMEOUT
 
-    def join(self) -> Team:
-        """Return the team of this process.
+    def start(self) -> Team:
+        """Start the processes of ``--nproc N``, if N > 1; in each of them, return its team.
 
-        With ``--nproc N``, N processes run the command instead, and this process exits after them. They
-        divide the processor's threads. If one fails, all end, with an error that names its rank.
+        The N processes run the command in place of this process, which exits after them. They divide the
+        processor's threads. If one process fails, all end, with an error that names its rank.
         """
         if started_by_launcher() and number("WORLD_SIZE", 1) > 1:
             size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
@@ -67,7 +67,7 @@ class Processes:
         raise click.exceptions.Exit(code)
 
 
-OPTIONS = group(Processes, nproc={"metavar": "N"}, timeout=TIMEOUT_S)
+OPTIONS = group(Processes, nproc={"metavar": "N"}, timeout=SECONDS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Jobs:
         return launch.pool(self.jobs, self.timeout, self.device)
 
 
-JOBS = group(Jobs, jobs={"metavar": "N"}, timeout=TIMEOUT_S, share={"metavar": "K/N"})
+JOBS = group(Jobs, jobs={"metavar": "N"}, timeout=SECONDS, share={"metavar": "K/N"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +110,11 @@ class Team:
     timeout: float | None = None
 
     @contextlib.contextmanager
-    def joined(self) -> Iterator[dist.ProcessGroup | None]:
-        """Yield the group, with which all processes must make the same calls; None if there is only one."""
+    def connected(self) -> Iterator[dist.ProcessGroup | None]:
+        """Yield the group of the connected processes; None if there is only one process.
+
+        All processes must make the same calls with the group.
+        """
         if self.timeout is None:
             yield None
             return

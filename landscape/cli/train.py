@@ -20,7 +20,7 @@ from landscape.checkpoint.states import files_of, name_beside
 from landscape.cli import common, processes
 from landscape.cli.common import SOURCE, Source, imported
 from landscape.cli.info import end_of_run_line
-from landscape.cli.options import FOLDER, SHARED, Choice, command, names, parse_seeds
+from landscape.cli.options import FOLDER, SHARED, Choice, command, offer, parse_seeds
 from landscape.cli.output import current as current_output
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import SPLITS, Count, Natural, Positive, ends_in
@@ -41,24 +41,24 @@ from landscape.training.run.setup import DivergedError, chosen_recipe, default_f
 
 
 @command(
-    recipe={"argument": True, "metavar": "[RECIPE]", "shell_complete": names(recipe_names)},
+    recipe={"argument": True, "metavar": "[RECIPE]", "shell_complete": offer(recipe_names)},
     output=FOLDER,
     nproc={"metavar": "N"},
     max_restarts={"metavar": "K"},
     scalars={"type": Choice(WRITERS)},
-    timeout=processes.TIMEOUT_S,
+    timeout=processes.SECONDS,
 )
 def train(
     *, recipe: str | None, settings: tuple[str, ...], output: str | None, resume: bool, force: bool,
     nproc: Count = 1, max_restarts: Natural = 0, scalars: str | None, timeout: Positive = TIMEOUT,
     allow_code: bool, device: str, data_dir: str | None,
 ) -> None:  # fmt: skip
-    """Train learners by a recipe, every step decomposed.
+    """Train learners by a recipe, and decompose each step.
 
     RECIPE is a built-in name or a .toml file.
 
-    A step of w_a, the mean weights of the learners, has a part along the gradient of the whole training loss,
-    and a part orthogonal to it, which is the noise; both are recorded.
+    A step of w_a, the mean weights of the learners, is decomposed into a part along the gradient of the whole
+    training loss, and a part orthogonal to the gradient, which is the noise. Both parts are recorded.
 
     Writes DIR/last.h5, DIR/step-NNNNNNN.h5 and DIR/recipe.toml. With --nproc, or under torchrun (see
     docs/cluster.md), several processes share the learners, and each writes DIR/logs/rank-R.log. If the run
@@ -75,8 +75,8 @@ def train(
         scalars: Also write each row of the history with this writer, as --set scalars=… does; its package
             must be installed.
         timeout: Seconds that a process may be silent, or that an exchange in training may take.
-        allow_code: Run your code that a file names as MODULE:NAME for its model or data; code that --set
-            names always runs.
+        allow_code: Allow a recipe's file to name your own model or data as MODULE:NAME; --set may always name
+            them.
 
     Example:
         landscape train mnist-fig2a-dpsgd --set seed=1 --data-dir ~/data -o runs/dp-1
@@ -94,7 +94,7 @@ def train(
     options: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     options["allow_code"] = allow_code
     uses_processes = nproc > 1 or max_restarts > 0
-    # A complete run needs no processes: its end is only printed.
+    # For a complete run no processes are started: ``_train`` only prints how the run ended.
     if uses_processes and (force or not is_complete(changed_recipe, Path(folder))):
         out = current_output()
         flags = {"--quiet": out.quiet, "--json": out.as_json, "--verbose": out.verbose}
@@ -132,7 +132,8 @@ def _train(recipe: Recipe | None, folder: str, timeout: float, options: dict[str
             common.print_values(end_of_run_line(end), run=final_numbers(end), next=advice)
             common.print_files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
-    if children.launcher_store() is None:  # not a child of --nproc, whose launcher checks for divergence
+    # A launcher, of --nproc, checks for divergence itself.
+    if children.launcher_store() is None:
         _check_divergence(end, folder, rank)
 
 
@@ -145,7 +146,7 @@ def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:
 
 
 @command(
-    recipes={"argument": True, "metavar": "RECIPE…", "required": True, "shell_complete": names(recipe_names)},
+    recipes={"argument": True, "metavar": "RECIPE…", "required": True, "shell_complete": offer(recipe_names)},
     settings={"metavar": "KEY=V1,V2,…"},
     seeds={"metavar": "N-M,…"},
     search={"metavar": "KEY=LO..HI"},
@@ -176,8 +177,8 @@ def sweep(
         rounds: Number of halvings of --search, which evaluates at most 3 + 2·ROUNDS values (DPSGD-2020
             evaluated about 20).
         output: Folder of the runs and the table.
-        allow_code: Run your code that a file names as MODULE:NAME for its model or data; code that --set
-            names always runs.
+        allow_code: Allow a recipe's file to name your own model or data as MODULE:NAME; --set may always name
+            them.
 
     Example:
         landscape sweep mnist-fig2a-ssgd mnist-fig2a-dpsgd --set lr=0.2,0.5,1 --seeds 0-2 -o lr
@@ -197,7 +198,7 @@ def sweep(
         key = search_range[0]
         best = result.best(key)
         common.print_values("\n".join(best_values(key, best)), best=best)
-    common.add_results([result])
+    common.add_results([result])  # to the output of --json and -v
     common.print_files(folder / "sweep.csv", folder / "sweep.h5")
 
 
@@ -365,14 +366,16 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
         return
     checkpoint.path = path
     if data_spec:
-        checkpoint.data = _evaluate(checkpoint, source, data_spec)
+        sizes = _evaluate(checkpoint, source)
+        checkpoint.data = {"name": data_spec.name, "options": data_spec.options, **sizes}
+        checkpoint.data["fingerprint"] = source.user_data.fingerprint if source.user_data else ""
     common.make_folder(path.parent)
     checkpoint.save(path)
     common.print_files(path)
 
 
-def _evaluate(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> dict[str, Any]:
-    """Print loss and accuracy on each split, and return the checkpoint's entry of the data."""
+def _evaluate(checkpoint: Checkpoint, source: Source) -> dict[str, int]:
+    """Print loss and accuracy on each split, and return the number of samples of each split."""
     data, sizes = source.user_data, dict.fromkeys(SPLITS, 0)
     splits = [name for name in sizes if not isinstance(data, user_code.UserData) or name in data.splits]
     losses: dict[str, dict[str, float]] = {}
@@ -388,5 +391,4 @@ def _evaluate(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> d
         accuracy_text = "" if math.isnan(accuracy) else f", accuracy {100 * accuracy:.2f}%"
         common.print_values(f"{split}: loss {numbers['loss']:.6g}{accuracy_text} ({sizes[split]:,} samples)")
     common.add_values(splits=losses)
-    fingerprint = data.fingerprint if data else ""
-    return {"name": spec.name, "options": spec.options, **sizes, "fingerprint": fingerprint}
+    return sizes
