@@ -150,7 +150,7 @@ def namespace() -> dict[str, Any]:
     model = torch.nn.Linear(3, 2)
     return {
         "np": np, "torch": torch, "landscape": landscape, "linear": model, "run": imported(model),
-        "surface": parabola(), "comparison": comparison(), "noise": noise(), "labels": label_counts(),
+        "surface": parabola(), "comparison": comparison(), "noise": noise(), "counted_labels": label_counts(),
         "spectrum": spectrum(), "coefficient": coefficient(), "pairs": pairs(), "trace": trace(),
         "density": density(), "table": table(), "change": change(), "connection": connection(),
     }  # fmt: skip

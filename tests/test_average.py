@@ -216,7 +216,7 @@ def test_adapters_are_averaged_as_products() -> None:
     error = float(sizes[3:].square().sum().sqrt() / sizes.norm())
     np.testing.assert_allclose(result.truncation[:2], [error, 0], atol=1e-9)
     assert result.exact[1] == pytest.approx(problem.loss(members[0]))
-    for words in ("the products of adapters", "in rank 3", "rank of the average 0", "of the products is cut"):
+    for words in ("the products of adapters", "in rank 3", "rank of the average 0", "products BA is cut"):
         assert words in result.summary()
 
 

@@ -53,7 +53,7 @@ def test_basins_are_the_components_of_every_level(loss: np.ndarray, least: float
         _, count = ndimage.label(np.nan_to_num(loss, nan=99) <= level, np.ones((3, 3)))
         assert count == np.sum((born <= level) & (born + tree.persistence > level))
     assert sorted(tree.persistence, reverse=True) == tree.persistence.tolist()
-    assert np.all(tree.first <= tree.persistence)
+    assert np.all(tree.first_rise <= tree.persistence)
     for k in np.flatnonzero(tree.saddle >= 0):
         parent = tree.into[k]
         assert parent < k

@@ -132,7 +132,7 @@ def test_planes_from_checkpoints(kind: str, runs: Path, tmp_path: Path, command:
         assert re.search(rf"loss of {s.labels[1]} +{s.marker_loss[1]:.6g} nat", out)
     if kind == "pca":  # step-0000020.h5 holds what last.h5 does and is not taken twice
         assert s.labels == ("step 0", "step 10", "step 20")
-        assert re.search(r"share of the variance in the plane.* 3 places", out)
+        assert re.search(r"share of the variance in the plane.* 3 weight vectors", out)
     if kind == "learners":
         losses = [problem.loss(w) for w in own[0].weights]
         np.testing.assert_allclose(s.marker_loss, [*losses, problem.loss()], rtol=1e-6)

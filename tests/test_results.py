@@ -410,6 +410,6 @@ def test_a_window_of_absurd_losses_is_not_fine(top: float) -> None:
 
 def test_the_format_of_a_result_stands_in_its_class_line() -> None:
     with pytest.raises(
-        InputError, match="schema: a variable of its own, it must be in the class line: class"
+        InputError, match="schema: set in the class body, it must be in the class line: class"
     ):
         type("Mine", (Heights,), {"schema": "landscape.tests.mine"})

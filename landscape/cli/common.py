@@ -475,7 +475,7 @@ def command_of(function: Callable[..., Any]) -> click.Command:
     A parameter with ``each`` in the declaration accepts several values; the analysis runs for each of them.
     """
     declaration, name = ANALYSES[function], function.__name__.replace("_", "-")
-    list_options = [option for option, words in declaration.options.items() if words and "each" in words]
+    list_options = [option for option, entry in declaration.options.items() if entry and "each" in entry]
     parameters = inspect.signature(function).parameters
     not_accepted = {"seed", "progress"} - {*parameters}
 

@@ -141,7 +141,7 @@ def compute_on_grid(
     already are not computed again. ``name`` is part of the name of the file, and the title of the progress
     bar.
     """
-    team = processes.start()
+    team = processes.start()  # with --nproc N, N new processes run the rest, and this one ends here
     groups = checkpoint_groups(plane_options, analysis.open())
     kind, align = plane_options.kind, plane_options.align
     align_words = ["aligned", align] if align else []

@@ -437,7 +437,7 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
     if base is not None:
         options["base"] = members.pop()  # the last of ``paths``
 
-    # An average has no ``seed``, which every command gives.
+    # ``AnalysisCommand.compute`` gives a ``seed`` to every function; an average draws nothing.
     def compute(first: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> WeightAverage:
         problem = first.problem()
         if not others:

@@ -298,9 +298,9 @@ def group(make: Callable[..., Any], **by_parameter: Settings | Group | None) -> 
 
 
 def command(
-    name: str | None = None, /, **by_parameter: Settings | Group | None
+    name: str | None = None, /, **own: Settings | Group | None
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command: its parameters are the options, as ``group`` makes them.
+    """Make a function a command: its parameters are the options, as ``group`` makes them with ``own``.
 
     The docstring's text is the help of the command, its Args are the help of the options, and its Example
     comes last.
@@ -308,7 +308,7 @@ def command(
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         text, example = re.split(r"^Example:\n", inspect.getdoc(function) or "", flags=re.M)
-        options = group(function, **by_parameter)
+        options = group(function, **own)
         return click.Command(
             name or function.__name__.replace("_", "-"),
             callback=functools.wraps(function)(options.make),

@@ -183,8 +183,9 @@ class Stack:
         x, y = tree_map(lambda t: t[:2].chunk(self.accumulate, 1)[0], (x, y))
 
         def gradients_by(path_name: GradientPath) -> Tensor:
-            # NaN, so that an entry which is not written counts as wrong.
-            options, out = None, torch.full_like(pair, torch.nan)
+            # An entry of ``out`` that is not written stays NaN, and so counts as wrong.
+            out = torch.full_like(pair, torch.nan)
+            options = None
             if mode is not None:  # with copies, because a pass updates the buffers in place
                 options = Training({name: t[:2].clone() for name, t in mode.buffers.items()}, mode.seed)
             self._compute(path_name, pair, x, y, out, options)
@@ -225,7 +226,7 @@ class Stack:
             The mean losses (n,).
         """
         self._verify(weights, x, y, training)
-        path = self._path(x)
+        path = self._path(x)  # the way of computing, such as "batched"
         if self.accumulate == 1:
             # Where the device has graphs, a pass is recorded once and then replayed.
             if ready is None and weights.device.type in GRAPHS and self._can_replay(weights, x, y, training):
@@ -265,7 +266,7 @@ class Stack:
             if training is not None and not buffers:  # torch.vmap needs buffers for each learner
                 buffers = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
             leaves = self.problem.layout.leaves(weights)
-            losses = self._all(model, {**leaves, **buffers}, x, y)
+            losses = self._losses_of_all(model, {**leaves, **buffers}, x, y)
             return self._write(leaves, losses, out, ready)
         learner_losses = []
         # While a CUDA graph is recorded, branches are streams, so that learners are computed side by side.
@@ -279,7 +280,7 @@ class Stack:
                     inputs, leaves = take(x, j), self.problem.layout.leaves(w)
                     if path == "channels last":
                         inputs = inputs.contiguous(memory_format=torch.channels_last)
-                    loss = self._mean(model, {**leaves, **buffers}, seeds, inputs, take(y, j))
+                    loss = self._mean_loss(model, {**leaves, **buffers}, seeds, inputs, take(y, j))
                     is_last = j == len(weights) - 1  # only then are all learners' gradients written
                     learner_losses.append(self._write(leaves, loss, out[j], ready if is_last else None))
         return torch.stack(learner_losses)
@@ -339,7 +340,8 @@ class Stack:
                             values.append(value)
                 return values
 
-            # ``evaluating`` seeds the random numbers, and restores their state at the end; it sets no mode.
+            # ``evaluating`` seeds the random numbers, and restores their state at the end. It does not change
+            # ``model.training``.
             with torch.no_grad(), self.problem.evaluating(seed=0):
                 before, random_before = attributes(), random_state(weights.device)
                 self._loss(model, {**self.problem.layout.views(weights[0]), **buffers}, *take((x, y), 0))
@@ -360,8 +362,9 @@ class Stack:
             if path == "chain":
                 return self._chain_losses(weights, x, y)
             if path == "batched":
-                return self._all(model, views(weights), x, y)
-            rows = [self._mean(model, views(w), self._seeds, *take((x, y), j)) for j, w in enumerate(weights)]
+                return self._losses_of_all(model, views(weights), x, y)
+            seeds = self._seeds
+            rows = [self._mean_loss(model, views(w), seeds, *take((x, y), j)) for j, w in enumerate(weights)]
             return torch.stack(rows)
 
     @property
@@ -369,7 +372,7 @@ class Stack:
         """The seeds of random numbers in eval mode for all learners; the loss is a mean over the seeds."""
         return range(self.problem.draws) if self.problem.draws else [None]
 
-    def _mean(
+    def _mean_loss(
         self, model: nn.Module, values: dict[str, Tensor], seeds: Sequence[int | None], x: Any, y: Any
     ) -> Tensor:
         """The mean of the losses with the random numbers of ``seeds``."""
@@ -405,7 +408,7 @@ class Stack:
                     h = layer(h)
         return stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
 
-    def _all(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+    def _losses_of_all(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
         """The losses (n,) of all learners at once, each with its ``values`` and minibatch."""
         return torch.vmap(functools.partial(self._loss, model))(values, x, y)
 
@@ -445,7 +448,8 @@ class Stack:
         On the CPU times are measured; on other devices, the number of learners and the size of their
         activations decide. The result is False if the gradients would differ, if each learner needs its own
         pass (dropout, operations that torch.vmap does not know), or if the activations of all learners exceed
-        MAX_BATCHED_BYTES on the CPU, or half of the free memory elsewhere.
+        a limit: MAX_BATCHED_BYTES on the CPU; elsewhere SMALL_BYTES for each learner, and half of the free
+        memory.
         """
         count, device = len(weights), weights.device
         on_cpu = device.type == "cpu"

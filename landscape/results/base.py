@@ -132,14 +132,15 @@ class Result(shown.Shown):
         misplaced = {"schema", "table", "axes_of"} & vars(cls).keys()
         if misplaced:
             line = f"class {cls.__name__}(…, schema=, table=, axes=)"
-            raise InputError(f"{min(misplaced)}: a variable of its own, it must be in the class line: {line}")
+            raise InputError(f"{min(misplaced)}: set in the class body, it must be in the class line: {line}")
         cls.table = table or cls.table
         cls.axes_of = tuple(axes.split()) or cls.axes_of
         if "__repr__" not in vars(cls):  # otherwise @dataclass adds a __repr__ that prints whole arrays
             cls.__repr__ = shown.Shown.__repr__  # type: ignore[method-assign]
         describe = vars(cls).get("describe")
         if describe:
-            # describe() writes the unit of a loss as "nat". Here the unit of the result's loss replaces it.
+            # describe() writes "nat" for the unit of a loss, in units and in the texts of notes. Here the
+            # unit of the result's loss replaces "nat".
             def describe_in_own_unit(self: Self) -> list[Row]:
                 rows = describe(self)
                 return [replace(r, unit=unit_of(self, r.unit), note=unit_of(self, r.note)) for r in rows]
@@ -207,7 +208,7 @@ class Result(shown.Shown):
             OperationError: xarray is not installed.
 
         Example:
-            >>> labels.to_xarray().counts.sum("learner").values.tolist()
+            >>> counted_labels.to_xarray().counts.sum("learner").values.tolist()
             [40, 20]
         """
         xarray = optional("xarray", "to_xarray", EXTRA)
@@ -231,14 +232,15 @@ class Result(shown.Shown):
 
         Returns:
             A DataFrame with a column for each array that has no other dimensions than ``dims``. A dimension
-            without coordinates has a column with its labels or, if there are no labels and several
-            dimensions, with its numbers. Fields that are not arrays are in ``attrs``.
+            without coordinates has a column with its labels. If a dimension has no labels, either, and
+            ``dims`` has several dimensions, the column has the indices 0, 1, … Fields that are not arrays are
+            in ``attrs``.
 
         Raises:
             InputError: a dimension that the result does not have.
 
         Example:
-            >>> labels.to_dataframe().groupby("learner").counts.sum().tolist()
+            >>> counted_labels.to_dataframe().groupby("learner").counts.sum().tolist()
             [30, 30]
         """
         import pandas as pd  # only here: reading a result needs no pandas
@@ -250,10 +252,10 @@ class Result(shown.Shown):
         dimensions = (dims or self.table).split()
         for dimension in dimensions:
             choose("dims", dimension, sizes)  # refuses an unknown dimension
-        # Columns with the labels or numbers of dimensions, for those that have no coordinates.
+        # Columns with the labels or indices of the dimensions that have no coordinates.
         index_columns: dict[str, tuple[tuple[str, ...], Array]] = {}
         for dimension in dimensions:
-            # A single dimension without labels needs no column: the index of the table has its numbers.
+            # A single dimension without labels needs no column: its indices are the index of the table.
             if dimension not in arrays and (dimension in self.labels_of or len(dimensions) > 1):
                 labels = self.labels_of.get(dimension, np.arange(sizes[dimension]))
                 index_columns[dimension] = (dimension,), np.array(labels)
@@ -295,8 +297,8 @@ class Result(shown.Shown):
         Example:
             >>> import tempfile
             >>> with tempfile.TemporaryDirectory() as folder:
-            ...     labels.save(f"{folder}/labels.h5")
-            ...     type(labels).load(f"{folder}/labels.h5").division
+            ...     counted_labels.save(f"{folder}/labels.h5")
+            ...     type(counted_labels).load(f"{folder}/labels.h5").division
             'dirichlet(0.1)'
         """
         save([self], path)
@@ -386,13 +388,14 @@ def save(results: Sequence[Result], path: str | Path) -> None:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save([labels, labels], f"{folder}/two.h5")
+        ...     save([counted_labels, counted_labels], f"{folder}/two.h5")
         ...     len(load_results(f"{folder}/two.h5"))
         2
     """
     is_list = isinstance(results, (list, tuple))
     classes: list[Any] = [type(result) for result in (results if is_list else [results])]
     names = ", ".join(dict.fromkeys(kind.__name__ for kind in classes)) or "an empty list"
+    # The schema is "" for a subclass of Result without a schema, and None for any other class.
     schemas = {kind.schema if issubclass(kind, Result) else None for kind in classes}
     if "" in schemas:
         raise InputError(f"results: {names} cannot be saved, give the class a schema= in its class line")

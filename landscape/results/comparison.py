@@ -502,10 +502,10 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
         """Return rows with all known numbers of average ``k``, which the rows call ``name``.
 
         The predicted loss and its change come first, then the exact loss and metrics. The last rows are the
-        exact loss of the stored form, and the rank.
+        exact loss of the average as it is stored, and the rank of the average.
         """
         title = f"predicted loss of the {name}"
-        ratio_note = f"each order corrects {self.ratio[k]:.2g} times the one before"
+        ratio_note = f"the correction of each order is {self.ratio[k]:.2g} times that of the order before"
         if self.ratio[k] < 1:  # the expansion converges
             half_width = float(max(self.high[k] - self.loss[k], self.loss[k] - self.low[k]))
             change = float(self.change[k])
@@ -516,19 +516,21 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
         else:
             note = f"the members are too far apart, {ratio_note}"
             if not np.isfinite(self.ratio[k]):
-                note = "it is too far outside of the members, by its negative coefficients"
+                note = "its negative coefficients put the average too far outside of the members"
             rows = [Row(title, "none", note=note)]
         if np.isfinite(self.exact[k]):
             rows.append(Row(f"exact loss of the {name}", float(self.exact[k]), 0.0, "nat"))
             note = "only the loss is predicted"
             for metric, value in zip(self.metric_names, self.metrics[:, k], strict=True):
                 rows.append(Row(f"exact {metric} of the {name}", float(value), 0.0, note=note))
+        # The average as it is stored: rounded to the types ``stored_as``, and cut to ``rank``.
         if len(self.stored) and np.isfinite(self.stored[k]):
-            rank = f"rank {self.rank}" if self.rank else ""
-            form = " and ".join(filter(None, [self.stored_as, rank]))
+            rank_text = f"rank {self.rank}" if self.rank else ""
+            form = " and ".join(filter(None, [self.stored_as, rank_text]))
             rows.append(Row(f"{name} in {form}", float(self.stored[k]), 0.0, "nat"))
+        # The largest rank of a product BA in the average, before it is cut.
         if len(self.ranks) and np.isfinite(self.ranks[k]):
-            note = f"{self.truncation[k]:.2g} of the products is cut" if self.rank else ""
+            note = f"{self.truncation[k]:.2g} of the norm of all products BA is cut" if self.rank else ""
             rows.append(Row(f"rank of the {name}", float(self.ranks[k]), note=note))
         return rows
 

@@ -194,11 +194,10 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
             *smoothed_rows("2/λ_max", smoothed_rates, rate_errors, unit=""),
         ]
         if self.lipschitz.size:
-            steepest_steps = self.lipschitz_smooth.argmax(1)  # (2,), for each spread
-            largest_constants = self.lipschitz_smooth[[0, 1], steepest_steps]
-            errors = self.lipschitz_smooth_se[[0, 1], steepest_steps]
-            rows.append(Row("steepest of the gradient", float(self.lipschitz.max()), unit="nat"))
-            rows += smoothed_rows("steepest of the gradient", largest_constants, errors)
+            largest = [0, 1], self.lipschitz_smooth.argmax(1)  # for each spread, over the training steps
+            constants, errors = self.lipschitz_smooth[largest], self.lipschitz_smooth_se[largest]
+            rows.append(Row("Lipschitz constant of the gradient", float(self.lipschitz.max()), unit="nat"))
+            rows += smoothed_rows("Lipschitz constant of the gradient", constants, errors)
         shares = ", ".join(f"{100 * share:.3g}%" for share in self.share)
         biases = " and ".join(f"{bias:.1e}" for bias in self.lambda_smooth_bias)
         isotropic_share = f"isotropic: {100 / self.parameters:.2g}%"
@@ -208,7 +207,7 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
             Row("spread along the sharpest directions", shares, note=isotropic_share),
             Row("tr(HΣ)", self.trace_hs, unit="nat"),
             Row("consensus distance", self.consensus),
-            converged(self.converged, "an eigenvalue is not"),
+            converged(self.converged, "an eigenvalue is not converged"),
         ]
 
 

@@ -31,8 +31,8 @@ class MergeTree:
         saddle: (M,), the place where the basin merges with a deeper basin; −1: nowhere.
         into: (M,), the number of this deeper basin; −1: none.
         persistence: (M,), the loss at the saddle minus the loss at the minimum; infinite without a saddle.
-        first: (M,), the rise above the minimum at which the basin first merges with another, deeper or not;
-            infinite for a basin that never merges.
+        first_rise: (M,), the rise above the minimum at which the basin first merges with another, deeper or
+            not; infinite for a basin that never merges.
         basin: (ny, nx), the number of the basin that a descent from the point reaches, always to the lowest
             neighbor; −1 where the loss is not finite.
     """
@@ -41,7 +41,7 @@ class MergeTree:
     saddle: Array
     into: Array
     persistence: Array
-    first: Array
+    first_rise: Array
     basin: Array
 
     def without_basins_below(self, persistence: float) -> MergeTree:
@@ -53,7 +53,7 @@ class MergeTree:
             target[k] = target[self.into[k]]
         return MergeTree(
             self.minimum[:count], self.saddle[:count], self.into[:count], self.persistence[:count],
-            self.first[:count], np.where(self.basin < 0, -1, target[self.basin]),
+            self.first_rise[:count], np.where(self.basin < 0, -1, target[self.basin]),
         )  # fmt: skip
 
 
@@ -100,7 +100,8 @@ def merge_tree(loss: Array) -> MergeTree:
         for minimum in minima[1:]:
             parent[minimum] = deepest
             merged[minimum] = deepest, point
-        # A minimum that is as high as the point lies on the same plateau: for it the point is no saddle.
+        # For a minimum as high as the point, the point is no saddle, as both lie on one plateau. ``merged``
+        # has such a minimum with a persistence of 0, and ``_tree_of`` removes its basin.
         lower_minima = [minimum for minimum in minima if value[minimum] < value[point]]
         if len(lower_minima) > 1:
             for minimum in lower_minima:
@@ -123,7 +124,7 @@ def _tree_of(
         saddle=saddle,
         into=number[deeper],
         persistence=np.array([persistence[m] for m in order], dtype=np.float64),
-        first=np.array([first_rise.get(m, np.inf) for m in order], dtype=np.float64),
+        first_rise=np.array([first_rise.get(m, np.inf) for m in order], dtype=np.float64),
         basin=number[owner],
     )
     return tree.without_basins_below(float(np.nextafter(0, 1)))
@@ -312,7 +313,8 @@ def basins(
             center of planes around a single network, else the lowest point.
 
     Returns:
-        Basins in order of persistence, and for each rise the area, volume and widths (R, 2) of the region.
+        Basins in order of falling persistence. For each rise: area and widths (R, 2) of the region, and the
+        volume between the loss and the level of the rise.
 
     Raises:
         InputError: an argument that is not allowed, or fewer than 2 × 2 points.
@@ -341,9 +343,10 @@ def basins(
     if least is None:
         least = max(LEAST * float(np.median(finite_losses) - finite_losses.min()), 2 * _loss_error(surface))
     tree = merge_tree(loss)
-    first_rises = tree.first[np.isfinite(tree.first)]
+    merged = np.isfinite(tree.first_rise)  # whether a basin merges with another
     listed_basins = tree.without_basins_below(least)
-    lowest = _coordinates(surface, listed_basins.minimum)[0]  # basin 0 has the lowest minimum
+    # The basin of the lowest minimum merges with no deeper one. Its infinite persistence makes it the first.
+    lowest = _coordinates(surface, listed_basins.minimum)[0]
     fine_grid = FineGrid(surface, gram_matrix, _start(surface, around, lowest))
     edge_rise = fine_grid.edge_rise()
     rise = _default_rises(fine_grid, edge_rise) if rises is None else np.sort([float(r) for r in rises])
@@ -358,7 +361,8 @@ def basins(
         **_fields_of_basins(surface, listed_basins),
         least=least,
         minima=len(tree.minimum),
-        smad=float(np.mean(first_rises)) if len(first_rises) else 0.0,
+        # The saddle-minimum average distance: a minimum's distance is the rise to its first saddle.
+        smad=float(np.mean(tree.first_rise[merged])) if merged.any() else 0.0,
         loss_name=surface.loss_name,
         loss_unit=surface.loss_unit,
         around=around,
@@ -433,15 +437,15 @@ def profile(surface: Surface) -> Profile:
     """Return the loss against the distance from the center: quartiles over all directions of the plane."""
     angle = np.arange(DIRECTIONS) / DIRECTIONS * 2 * np.pi
     circle = np.stack([np.cos(angle), np.sin(angle)])
-    # The coordinates of points at distance 1.
-    steps = np.linalg.solve(np.linalg.cholesky(gram(surface)).T, circle)
+    # (2, DIRECTIONS), for each direction the coordinates (x, y) of the point at distance 1.
+    unit_points = np.linalg.solve(np.linalg.cholesky(gram(surface)).T, circle)
     with np.errstate(divide="ignore"):
         reach = [
             np.where(s > 0, grid[-1], grid[0]) / np.where(s == 0, np.nan, s)
-            for s, grid in zip(steps, (surface.x, surface.y), strict=True)
+            for s, grid in zip(unit_points, (surface.x, surface.y), strict=True)
         ]
     distance = np.linspace(0.0, float(np.nanmin(reach)), POINTS)
-    along = loss_at(surface, *(s * distance[:, None] for s in steps))
+    along = loss_at(surface, *(s * distance[:, None] for s in unit_points))
     # "inverted_cdf" takes one of the losses and so never the difference of two infinite ones.
     return Profile(distance, *np.quantile(along, (0.25, 0.5, 0.75), axis=1, method="inverted_cdf"))
 

@@ -113,16 +113,16 @@ class Interpolated(Measured):
 
     @property
     def exact(self) -> Array:
-        """``done`` of the subclass, where it has its place among the fields."""
+        """The field ``done`` of the subclass: where points are computed, and not interpolated."""
         return vars(self)["done"]
 
     def nested(self) -> Self:
-        """Return a coarser result whose points are all computed, to draw an unfinished computation.
+        """Return a coarser result whose points are all ``done``, to draw an unfinished computation.
 
         Returns:
-            A result with every 2nd point of each axis; if these are not all computed, with every 4th, and so
-            on. The result itself, if it is finished or interpolated, or if even the coarsest grid has points
-            that are not computed.
+            A result with every 2nd point of each axis; if these are not all done, with every 4th, and so on.
+            The result itself, if it is finished or interpolated, or if even the coarsest grid has points that
+            are not done.
 
         Example:
             >>> import torch, landscape
@@ -133,7 +133,7 @@ class Interpolated(Measured):
             >>> surface.nested().loss.shape
             (3, 3)
         """
-        if self.columns or self.exact.all():  # interpolated or finished
+        if self.columns or self.exact.all():  # ``columns`` has the names of the interpolated arrays
             return self
         shortest = min((n for n in self.exact.shape if n > 1), default=1)
         step = 2
@@ -166,7 +166,7 @@ class Interpolated(Measured):
         """Return the number of exact points and the stated errors in words.
 
         Returns:
-            A phrase for captions; "" where all points are exact.
+            A phrase for captions; "" if no point is interpolated.
 
         Example:
             >>> from landscape.results.grids import Line
@@ -177,7 +177,7 @@ class Interpolated(Measured):
             >>> line.interpolation()
             ''
         """
-        if not self.columns:
+        if not self.columns:  # no array is interpolated
             return ""
         scale, percent, range_note = 1, "", ""
         if self.interpolation_tol.endswith("%"):
@@ -188,7 +188,7 @@ class Interpolated(Measured):
         evaluations, points = f"{self.evaluations:,}", f"{self.exact.size:,}"
         words = f"interpolated from {evaluations} of {points} points"
         if self.part_samples:
-            part = f"{self.part_evaluations:,} of {100 * self.part_samples / self.samples:.2g}%"
+            part = f"{self.part_evaluations:,} of {100 * self.part_samples / self.samples:.2g}% of them"
             words = f"{points} points interpolated from {evaluations} evaluations of all samples and {part}"
         return f"{words}, error of {', '.join(errors)}{range_note}"
 
@@ -269,9 +269,10 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
         signs, ends = [1.0], [self.t[-1]]
         if self.t[0] < 0:
             signs, ends = [1.0, -1.0], [self.t[-1], self.t[0]]
-        steps = np.array(signs)[:, None] / length  # (D, 1) for D directions: t at a distance of 1
+        # (D, 1), D = 1 or 2: along the direction and against it, the coordinate t of the point at distance 1.
+        unit_points = np.array(signs)[:, None] / length
         reach = np.abs(ends) * length  # (D,), the distances to the ends
-        return radius_of(metric, [self.t], values, steps, reach, drop, rise)
+        return radius_of(metric, [self.t], values, unit_points, reach, drop, rise)
 
     def describe(self) -> list[Row]:
         rows = [

@@ -175,8 +175,10 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
             ...     estimates=np.array([90.0, 110.0]), trace=200.0, trace_error=20.0, norm2=2.0,
             ...     norm2_error=0.5, batch=8, draws=2, gradient="draws", relative_error=0.05, converged=False,
             ...     samples=100, seed=0, dtype="float64")
-            >>> result.interval(), result.value
-            ((0.0, inf), nan)
+            >>> result.interval()
+            (0.0, inf)
+            >>> result.value  # not 200/2: with two draws, ‖g‖² = 2.0 ± 0.5 may be 0
+            nan
         """
         names = ("estimates", "trace", "trace_error", "norm2", "norm2_error", "covariance")
         prefix = "learner_" if learners else ""

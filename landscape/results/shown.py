@@ -280,7 +280,7 @@ class Shown(ABC):
             of an eigenvalue; 0 if exact, NaN if there is none), ``unit`` and ``note``.
 
         Example:
-            >>> labels.describe()[0].text
+            >>> counted_labels.describe()[0].text
             '30 samples   largest 30'
         """
 
@@ -329,7 +329,7 @@ class Shown(ABC):
             OperationError: ``path`` cannot be written.
 
         Example:
-            >>> labels.plot(title="Who has which label").get_suptitle()
+            >>> counted_labels.plot(title="Who has which label").get_suptitle()
             'Who has which label'
         """
         # Imported by name, and only here: results do not depend on plots, and load no matplotlib.
@@ -447,8 +447,8 @@ class Radius:
 
 
 def radius_of(
-    metric: str, axes: Sequence[Array], values: Array, steps: Array, reach: Array, drop: str | float | None,
-    rise: float | None,
+    metric: str, axes: Sequence[Array], values: Array, unit_points: Array, reach: Array,
+    drop: str | float | None, rise: float | None,
 ) -> Radius:  # fmt: skip
     """Return the distances from the center at which a metric first reaches a border, along D directions.
 
@@ -456,7 +456,7 @@ def radius_of(
         metric: the name of the metric.
         axes: the coordinates of the grid, first y (ny,), then x (nx,); or those of a line, (K,).
         values: the metric on the grid; NaN where it is not known.
-        steps: (D, 2) or (D, 1), the coordinates (x, y) of a distance of 1.
+        unit_points: (D, 2) or (D, 1), for each direction the coordinates (x, y) of the point at distance 1.
         reach: (D,), the distances to the edge of the grid.
         drop: by how much the border is below the value at the center: a number, or a share such as "1%".
         rise: by how much the border is above the value at the center, a number, in place of ``drop``.
@@ -470,12 +470,12 @@ def radius_of(
     if (drop is None) == (rise is None) or not 0 < size < math.inf:
         words = f"drop, rise: {drop!r} and {rise!r}, it must be one of them, as drop='1%' or rise=0.1"
         raise InputError(words)
-    # (T, D): along each direction T distances, several for each step of the grid, and denser near the center
-    # (our choice).
+    # (T, D): along each direction T distances, several between two points of the grid, and denser near the
+    # center (our choice).
     distance = np.linspace(0, 1, max(400, 8 * max(values.shape)))[:, None] ** 2 * reach
     points = []  # for each axis: its coordinate at all these points, (T, D)
-    for step, axis in zip(steps.T[::-1], axes, strict=True):  # reversed: steps have x first, axes y
-        points.append(np.clip(distance * step, axis[0], axis[-1]))
+    for unit, axis in zip(unit_points.T[::-1], axes, strict=True):  # reversed: ``axes`` begin with y
+        points.append(np.clip(distance * unit, axis[0], axis[-1]))
     # Between points: a line through the 2 nearest ones, or a cubic polynomial through 4. For the line,
     # infinite values are huge numbers, so that it reaches the border directly after the last finite value.
     linear = _interpolated(axes, np.clip(values, -HUGE, HUGE), points, count=2)
@@ -489,14 +489,15 @@ def radius_of(
     center = float(interpolated[0, 0])
     border = border_of(center)
     if not math.isfinite(border) or border == center:
-        words = f"at the center it is {center:g}, from which nothing can be lost; take another"
+        words = f"at the center it is {center:g}, from which no change can be measured; take another metric"
         raise OperationError(f"{metric}: {words}")
     radii, censored = _crossings(distance, interpolated, border, sign)
     linear_radii, _ = _crossings(distance, linear, border_of(float(linear[0, 0])), sign)
     error = np.abs(radii - linear_radii)
     change = f"{'+' if sign > 0 else '−'}{text}"
-    near = ~censored & ~(error <= ROUGH * radii)  # True also where the error is NaN
-    return Radius(metric, change, center, border, radii, censored, steps * radii[:, None], near, error)
+    # Whether the border is so near to the center that the radius is rough; also true if the error is NaN.
+    near = ~censored & ~(error <= ROUGH * radii)
+    return Radius(metric, change, center, border, radii, censored, unit_points * radii[:, None], near, error)
 
 
 def _crossings(distance: Array, values: Array, border: float, sign: int) -> tuple[Array, Array]:

@@ -356,7 +356,7 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
                 values["trace_freedom"] = part.freedom
         values["products"] = sum(part.products for part in parts)
         by_differences = [part for part in parts if part.derivatives == "differences"]
-        # A Trace's error is that of its value, not of one product: it is stated only if there is no other.
+        # The error of a Trace is not that of a product, and is kept only if these parts are all traces.
         of_products = [part for part in by_differences if not isinstance(part, Trace)]
         if by_differences:
             largest = max(part.product_error for part in of_products or by_differences)

@@ -180,11 +180,11 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
     def radius(self, metric: str, drop: str | float | None = None, *, rise: float | None = None) -> Radius:
         """Return the distance from the center at which a metric has fallen by ``drop``, or risen by ``rise``.
 
-        The distance is measured in weight space along 72 directions of the plane, up to the border: the first
-        point where the metric has changed by so much. Between the points of the grid, the metric is
-        interpolated by cubic polynomials; the stated error is the difference from linear interpolation. If
-        the border lies beyond the surface, the distance to the edge is a lower bound. The median may then
-        be a lower bound, too.
+        The distance is measured in weight space along 72 directions of the plane, to the first point of a
+        direction where the metric has changed by so much. Between the points of the grid, the metric is
+        interpolated by cubic polynomials; the stated error is the difference from linear interpolation. If a
+        direction has no such point on the surface, the distance to the edge of the surface is a lower bound.
+        The median may then be a lower bound, too.
 
         Args:
             metric: "loss", "accuracy", or the name of a metric.
@@ -212,11 +212,12 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
             raise OperationError(f"surface: {words}")
         angle = np.arange(RAYS) / RAYS * 2 * np.pi
         circle = np.stack([np.cos(angle), np.sin(angle)])
-        steps = np.linalg.solve(np.linalg.cholesky(gram).T, circle).T  # (D, 2), (x, y) at a distance of 1
-        ends = np.where(steps > 0, [self.x[-1], self.y[-1]], [self.x[0], self.y[0]])
-        # (D,), distances to the edge; NaN for an axis along which a direction does not move.
-        reach = np.nanmin(ends / np.where(steps == 0, np.nan, steps), axis=1)
-        return radius_of(metric, axes, values, steps, reach, drop, rise)
+        # (D, 2), for each direction the coordinates (x, y) of the point at distance 1 in weight space.
+        unit_points = np.linalg.solve(np.linalg.cholesky(gram).T, circle).T
+        ends = np.where(unit_points > 0, [self.x[-1], self.y[-1]], [self.x[0], self.y[0]])
+        # (D, 2), the distances to the edges of x and y; NaN if x or y is 0 all along the direction.
+        edge_distances = ends / np.where(unit_points == 0, np.nan, unit_points)
+        return radius_of(metric, axes, values, unit_points, np.nanmin(edge_distances, axis=1), drop, rise)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
         """Return findings on how a picture of the surface may mislead, with remedies.
@@ -270,7 +271,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
             vectors = [vector.astype(np.float64) for vector in (*self.directions, self.center)]
             u_norm, v_norm, center_norm = [float(np.linalg.norm(vector)) for vector in vectors]
             fixed = ", bias and norm parameters fixed" if self.ignore == "bias+norm" else ""
-            note = f"of the directions {u_norm:.3g} and {v_norm:.3g}, normalization: {self.norm}{fixed}"
+            note = f"norms of the directions {u_norm:.3g} and {v_norm:.3g}, normalization: {self.norm}{fixed}"
             rows.append(Row("norm of the weights", center_norm, note=note))
         if missing_points:
             rows.append(Row("points without a finite loss", missing_points, note=f"of {self.loss.size:,}"))
@@ -281,12 +282,13 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         elif len(self.marker_loss) and self.kind != "pca":
             labeled_losses = zip(self.labels, self.marker_loss, strict=True)
             rows += [Row(f"loss of {label}", float(value), unit="nat") for label, value in labeled_losses]
+        # With BatchNorm: the markers' losses by their own statistics, in place of those of the surface.
         rows += own_losses(self.own_loss, self.marker_loss)
         if self.explained.size:
             shares = " + ".join(f"{100 * share:.1f}%" for share in self.explained)
             quantity = "variance" if self.kind == "pca" else "spread"
             name = f"share of the {quantity} in the plane"
-            rows.append(Row(name, shares, note=f"{len(self.labels)} places"))
+            rows.append(Row(name, shares, note=f"{len(self.labels)} weight vectors"))
         if self.kind == "eigen":
             rows.append(Row("directions", "; ".join(self.axes)))
         if self.autocast:
