@@ -621,5 +621,5 @@ def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_s
     }.items():
         with pytest.raises(InputError, match=message):
             call()
-    with pytest.raises(OperationError, match="loss: at the center it is 0, from which nothing"):
+    with pytest.raises(OperationError, match="loss: at the center it is 0, from which no change"):
         surface.radius("loss", drop="1%")
