@@ -32,7 +32,7 @@ from typing import Literal
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.evaluation.fit import GUIDED_BASE, Evaluations, FittedGrid, Guide, finite_at
+from landscape.evaluation.fit import GUIDED_BASE, Evaluations, FittedGrid, Guide
 from landscape.evaluation.interpolant import ErrorScale, Tolerance, coarse_indices, widest_holes
 
 # All numbers here are our choice, from the surfaces of benchmarks/surfaces.py and others of these families.
@@ -114,7 +114,7 @@ def interpolate(
     if part is not None:
         coarse = coarse_indices(shape, GUIDED_BASE)  # these points are computed with or without a guide
         whole.compute(coarse)
-        if finite_at(whole.columns, deciding)[coarse].all():
+        if all(np.isfinite(whole.columns[name][coarse]).all() for name in deciding):
             level = "whole"
             guide = _guide_from(shape, part, tolerance, deciding, seed)
     outcome = _refine(shape, whole, tolerance, deciding, seed, level, guide)
@@ -209,9 +209,9 @@ def _refine(
     """
     if 2 * first_points(shape) > len(evaluations.done):
         return None
-    grid = FittedGrid(shape, evaluations, tolerance, guide)
+    grid = FittedGrid(shape, evaluations, tolerance, deciding, guide)
     rng = np.random.default_rng([seed, *shape])
-    next_points = grid.guided_indices(shape, deciding) if guide else coarse_indices(shape, BASE)
+    next_points = grid.guided_indices(shape) if guide else coarse_indices(shape, BASE)
     is_smooth = guide is not None and guide.smooth and len(next_points) <= FEW_POINTS
     max_share = PART_MAX_SHARE if level == "part" else MAX_SHARE
     # The largest error in units of the tolerance, estimated in each round with many check points.
@@ -219,25 +219,25 @@ def _refine(
     failures = 0
     while True:
         grid.compute(next_points)
-        if level == "part" and not finite_at(evaluations.columns, deciding)[grid.exact].all():
+        if level == "part" and not grid.finite()[grid.exact].all():
             return None
-        if not grid.fit_and_compute_border(deciding):
+        if not grid.fit_and_compute_border():
             return None
-        few_checks = is_smooth and failures < FEW_ROUNDS and grid.has_scale_of_guide(deciding)
+        few_checks = is_smooth and failures < FEW_ROUNDS and grid.has_scale_of_guide()
         this_round = _Round.after(len(estimates), grid, level, few_checks)
         if grid.exact.sum() + this_round.checks > max_share * len(evaluations.done):
             return None
-        outcome, expected_errors = _measure_errors(grid, this_round, deciding, rng, level != "single")
+        outcome, expected_errors = _measure_errors(grid, this_round, rng, level != "single")
         estimate = max(outcome.stated[name] for name in deciding)
         if estimate <= this_round.error_limit:
             scales = {name: fit.scale for name, fit in grid.fits.items()}
-            if not grid.fit_and_compute_border(deciding):  # a new fit: the check points are exact now
+            if not grid.fit_and_compute_border():  # a new fit: the check points are exact now
                 return None
             filled_scales = grid.fill(evaluations.done)
             if all(filled_scales[name].log == scales[name].log for name in deciding):
                 break
             # Interpolated extremes changed a scale from linear to logarithmic or back: compute the extremes.
-            next_points = grid.extremes(deciding)
+            next_points = grid.extremes()
             if grid.exact[next_points].all():
                 return None
             continue
@@ -273,7 +273,7 @@ def _on_final_scales(
 
 
 def _measure_errors(
-    grid: FittedGrid, this_round: _Round, deciding: Sequence[str], rng: np.random.Generator, probes: bool
+    grid: FittedGrid, this_round: _Round, rng: np.random.Generator, probes: bool
 ) -> tuple[Outcome, Array]:
     """Draw the check points of a round from the open points, compute them, and estimate the errors.
 
@@ -286,7 +286,7 @@ def _measure_errors(
     expected = grid.expected()
     predicted = grid.quantities(grid.open)
     expected_in_units = [
-        grid.fits[name].in_tolerance_units(predicted[name], expected[name]) for name in deciding
+        grid.fits[name].in_tolerance_units(predicted[name], expected[name]) for name in grid.deciding
     ]
     largest = np.max(expected_in_units, axis=0)
     chosen = np.zeros(0, int)  # positions in grid.open
@@ -296,15 +296,15 @@ def _measure_errors(
         positions = _check_points(rng, grid, largest, count - len(chosen), chosen, probing)
         grid.compute(grid.open[positions])
         chosen = np.union1d(chosen, positions)
-        outcome, all_expected = _estimate(grid, predicted, expected, chosen, deciding, this_round.margin)
-        if not max(outcome.stated[name] for name in deciding) <= this_round.error_limit:
+        outcome, all_expected = _estimate(grid, predicted, expected, chosen, this_round.margin)
+        if not max(outcome.stated[name] for name in grid.deciding) <= this_round.error_limit:
             break
     return outcome, all_expected
 
 
 def _estimate(
     grid: FittedGrid, predicted: Mapping[str, Array], expected: Mapping[str, Array], positions: Array,
-    deciding: Sequence[str], margin: float | None,
+    margin: float | None,
 ) -> tuple[Outcome, Array]:  # fmt: skip
     """Estimate the largest error of each column from the errors at check points, which are exact by now.
 
@@ -312,7 +312,7 @@ def _estimate(
     divided by the mean of the expected errors there, and multiplied by ``margin`` (by MARGIN if it is None).
 
     The estimate is SAFETY times the largest error at the check points, or the largest expected error if that
-    is larger. If ``margin`` is None, few points were checked: expected errors are left out for ``deciding``
+    is larger. If ``margin`` is None, few points were checked: expected errors are left out for deciding
     columns, and LINEAR_SAFETY replaces SAFETY where a linear kernel fits best.
 
     Args:
@@ -320,7 +320,6 @@ def _estimate(
         predicted: column -> (M,), the fitted quantity at the open points.
         expected: column -> (M,), its expected errors, up to a factor.
         positions: the check points, as positions in ``grid.open``.
-        deciding: the names of the columns whose errors decide.
         margin: the factor of expected errors.
 
     Returns:
@@ -329,7 +328,7 @@ def _estimate(
     """
     at_checks = {name: quantity[positions] for name, quantity in predicted.items()}
     estimates, largest_errors, scaled_expected = {}, {}, {}
-    for name, (errors, error_units) in grid.errors(at_checks, grid.open[positions], deciding).items():
+    for name, (errors, error_units) in grid.errors(at_checks, grid.open[positions]).items():
         fit = grid.fits[name]
         largest_errors[name] = float(error_units.max())
         finite = np.isfinite(errors)
@@ -338,12 +337,12 @@ def _estimate(
         factor = (margin or MARGIN) * total / total_expected if total_expected else 0.0
         scaled_expected[name] = fit.in_tolerance_units(predicted[name], factor * expected[name])
         scaled_expected[name][positions] = 0.0  # the check points are exact now
-        largest_expected = float(scaled_expected[name].max()) if margin or name not in deciding else 0.0
+        largest_expected = float(scaled_expected[name].max()) if margin or name not in grid.deciding else 0.0
         safety = SAFETY if margin or fit.has_smooth_kernel else LINEAR_SAFETY
         estimates[name] = max(safety * largest_errors[name], largest_expected)
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
     all_expected = np.zeros(len(grid.coordinates))
-    all_expected[grid.open] = np.max([scaled_expected[name] for name in deciding], axis=0)
+    all_expected[grid.open] = np.max([scaled_expected[name] for name in grid.deciding], axis=0)
     return Outcome(estimates, largest_errors, len(positions), log), all_expected
 
 

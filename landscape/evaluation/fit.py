@@ -164,11 +164,6 @@ class Fit:
         return np.maximum(largest, self._guide_error[indices])
 
 
-def finite_at(columns: Mapping[str, Array], deciding: Sequence[str]) -> Array:
-    """Return at which points (K,) all ``deciding`` columns are finite."""
-    return np.all([np.isfinite(columns[name]) for name in deciding], axis=0)
-
-
 @dataclass(frozen=True)
 class Evaluations:
     """Columns of values on a grid of K points, for all samples or for a part.
@@ -201,12 +196,13 @@ class FittedGrid:
     """The points of a grid, which of them are exact, and the fits through these.
 
     ``exact`` are the points computed in this call: values of an earlier result do not change its choices.
-    In all methods, ``deciding`` are the names of the columns whose errors must be within the tolerance.
+    ``deciding`` are the names of the columns whose errors must be within the tolerance.
     """
 
     def __init__(
-        self, shape: Sequence[int], evaluations: Evaluations, tolerance: Tolerance, guide: Guide | None
-    ) -> None:
+        self, shape: Sequence[int], evaluations: Evaluations, tolerance: Tolerance, deciding: Sequence[str],
+        guide: Guide | None,
+    ) -> None:  # fmt: skip
         axes = [np.arange(count) for count in shape if count > 1]
         positions = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
         self.dimension = len(axes)
@@ -214,17 +210,21 @@ class FittedGrid:
         self.half_steps = 2 * positions + 1  # (K, d), in units of half a step, from half a step outside
         self.exact = np.zeros(len(positions), bool)
         self._evaluations, self._columns = evaluations, evaluations.columns
-        self._tolerance, self.guide = tolerance, guide
+        self._tolerance, self.deciding, self.guide = tolerance, deciding, guide
         self._followed_log: dict[str, bool] = {}  # column -> whether the guide was followed on a log scale
+
+    def finite(self) -> Array:
+        """Return at which points (K,) all deciding columns are finite."""
+        return np.all([np.isfinite(self._columns[name]) for name in self.deciding], axis=0)
 
     def compute(self, indices: Array) -> None:
         """Make the points ``indices`` exact."""
         self._evaluations.compute(indices)
         self.exact[indices] = True
 
-    def fit(self, deciding: Sequence[str]) -> bool:
+    def fit(self) -> bool:
         """Fit the columns to the exact points. Return whether those that decide can be interpolated."""
-        all_finite = finite_at(self._columns, deciding)
+        all_finite = self.finite()
         finite, nonfinite = np.flatnonzero(self.exact & all_finite), np.flatnonzero(self.exact & ~all_finite)
         if len(finite) < MIN_EXACT[self.dimension]:
             return False
@@ -234,7 +234,7 @@ class FittedGrid:
             self._fit_columns(finite)
         except np.linalg.LinAlgError:  # all on a line, say
             return False
-        if not self.fits.keys() >= set(deciding):
+        if not self.fits.keys() >= set(self.deciding):
             return False
         self.open = np.flatnonzero(~self.exact)
         self.border, self.outside = np.zeros(0, int), np.zeros(len(self.coordinates), bool)
@@ -246,8 +246,7 @@ class FittedGrid:
 
     def _fit_columns(self, exact: Array) -> None:
         """Fit each column that is finite at the points ``exact`` and can meet the tolerance."""
-        kernels = KERNELS
-        interpolants = [Interpolant(self.coordinates[exact], kernel) for kernel in kernels]
+        interpolants = [Interpolant(self.coordinates[exact], kernel) for kernel in KERNELS]
         guides = self.guide.columns if self.guide else {}
         self.fits: dict[str, Fit] = {}
         for name, values in self._columns.items():
@@ -283,24 +282,24 @@ class FittedGrid:
         furthest = np.unique(triangles[order], return_index=True)[1]
         self.border = candidates[order][furthest]
 
-    def fit_and_compute_border(self, deciding: Sequence[str]) -> bool:
+    def fit_and_compute_border(self) -> bool:
         """Fit the columns, and compute all points between finite and other values.
 
         Return whether the columns that decide can be interpolated.
         """
-        while self.fit(deciding):
+        while self.fit():
             if not len(self.border):
                 return True
             self.compute(self.border)
         return False
 
-    def has_scale_of_guide(self, deciding: Sequence[str]) -> bool:
+    def has_scale_of_guide(self) -> bool:
         """Return whether all values are finite, and their scale is that on which the guide was followed."""
         return not self.outside.any() and all(
-            self.fits[name].scale.log == self._followed_log[name] for name in deciding
+            self.fits[name].scale.log == self._followed_log[name] for name in self.deciding
         )
 
-    def guided_indices(self, shape: Sequence[int], deciding: Sequence[str]) -> Array:
+    def guided_indices(self, shape: Sequence[int]) -> Array:
         """Return the points to compute first: an interpolant through them approximates the guide's values.
 
         They include the coarsest GUIDED_BASE × GUIDED_BASE points and the guide's extremes, which are
@@ -308,7 +307,7 @@ class FittedGrid:
         which the interpolant must approximate the guide.
         """
         assert self.guide is not None
-        guides = {name: self.guide.columns[name] for name in deciding}
+        guides = {name: self.guide.columns[name] for name in self.deciding}
         extremes = [index for values in guides.values() for index in (values.argmin(), values.argmax())]
         first = chosen = np.union1d(coarse_indices(shape, GUIDED_BASE), extremes)
         self.compute(first)
@@ -351,15 +350,13 @@ class FittedGrid:
             columns[name] = np.where(self.outside[self.open], 0.0, errors)
         return columns
 
-    def errors(
-        self, predicted: Mapping[str, Array], indices: Array, deciding: Sequence[str]
-    ) -> dict[str, tuple[Array, Array]]:
+    def errors(self, predicted: Mapping[str, Array], indices: Array) -> dict[str, tuple[Array, Array]]:
         """Column -> the errors at the points ``indices``, which are exact by now.
 
         They are those of the fitted quantity, and in units of the tolerance. Where only the value or only the
         prediction is finite, they are infinite.
         """
-        finite, outside = finite_at(self._columns, deciding)[indices], self.outside[indices]
+        finite, outside = self.finite()[indices], self.outside[indices]
         columns = {}
         for name, quantity in predicted.items():
             columns[name] = self.fits[name].errors(quantity, indices)
@@ -368,10 +365,10 @@ class FittedGrid:
                 errors[outside == finite] = math.inf
         return columns
 
-    def extremes(self, deciding: Sequence[str]) -> Array:
+    def extremes(self) -> Array:
         """The points of the lowest and the highest finite values of the columns that decide."""
         indices = []
-        for name in deciding:
+        for name in self.deciding:
             values = np.where(np.isfinite(self._columns[name]), self._columns[name], np.nan)
             indices += [np.nanargmin(values), np.nanargmax(values)]
         return np.unique(indices)
