@@ -105,7 +105,8 @@ def contour(
         problem: the loss, evaluated in eval mode; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 50 × 50 (DPSGD-2020, section 4.1).
-        span: x and y are in [−span, span]; default: ``plane.span``, which shows all markers; 0.1 without any.
+        span: x and y are in [−span, span]; default: ``plane.span``, in which all markers of the plane lie, or
+            0.1 for a plane without markers.
         bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
             "train" (each batch's); default: "recalibrate" if the networks on the plane have different
             statistics, else "center".
@@ -157,11 +158,12 @@ def contour(
     execution = execution or Execution()
     previous, save = _resume(Surface, result_grid, must_equal, origin, into, execution)
     if previous is not None:
-        is_complete = result_grid.take(previous, previous.done)
+        is_complete = result_grid.reuse(previous, previous.done)  # copies values; whether none is missing
         if is_complete:
             return _write_finished(previous, into)
         plane = previous.plane(like=plane.center)  # may differ from the given plane by rounding
-        method = previous.method if result_grid.has_same_axes else method
+        # A surface that is completed keeps its method. A surface on other axes is a new one.
+        method = previous.method if result_grid.axes_unchanged else method
     center, directions, count = plane.center, plane.directions, result_grid.min_computed_points
     evaluate = evaluator(problem, center, directions, count, method=method, autocast=autocast)
     fields = surface_setting | _description(problem, plane, previous)
@@ -474,7 +476,8 @@ def hessian_grid(
         problem: the loss; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 4 × 4 (DPSGD-2020, section 4.1).
-        span: x and y are in [−span, span]; default: ``plane.span``, which shows all markers; 0.1 without any.
+        span: x and y are in [−span, span]; default: ``plane.span``, in which all markers of the plane lie, or
+            0.1 for a plane without markers.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products per point.
         search: "auto": to save time, the search may begin with products on only the samples with the most
@@ -528,7 +531,7 @@ def hessian_grid(
     if previous is not None:
         # A point that did not converge is computed again if max_products has changed: it may converge now.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
-        is_complete = result_grid.take(previous, usable)
+        is_complete = result_grid.reuse(previous, usable)
         if is_complete:
             return _write_finished(previous, into)
     fields |= {"max_products": max_products, "provenance": origin}

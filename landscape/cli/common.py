@@ -431,25 +431,26 @@ def analysis_options(
     parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
     by_parameter = {**ANALYSES[function].options, **by_parameter}
     takes_problem = "run" not in parameters
-    has_split = by_parameter.pop("split", {}) is not OMIT and split and takes_problem
+    omits_split = by_parameter.pop("split", {}) is OMIT  # the option --split is made below
+    has_split = split and takes_problem and not omits_split
     seed_help = options.help_texts(function).get("seed", "Draws the directions.")
     names = []
     for name, parameter in parameters.items():
         has_default = parameter.default is not parameter.empty
         if has_default and name not in _COMMON_PARAMETERS and options.is_plain(hints[name]):
             names.append(name)
-    settings = {}
+    click_settings = {}
     for name in (*names, *by_parameter):
-        settings_of_name = by_parameter.get(name, {})
-        if settings_of_name is not OMIT:
-            settings[name] = {**OPTION_SETTINGS.get(name, {}), **settings_of_name}
+        own_settings = by_parameter.get(name, {})
+        if own_settings is not OMIT:
+            click_settings[name] = {**OPTION_SETTINGS.get(name, {}), **own_settings}
     # --max-memory needs no field of a class, because its callback sets the limit. It is among the options of
     # the target only for its position in the help.
     max_memory = [options.option("max_memory")] if takes_problem else []
     return options.group(
         AnalysisCommand,
         checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
-        settings=options.Group(dict, options.options_of(function, **settings)),
+        settings=options.Group(dict, options.options_of(function, **click_settings)),
         split={} if has_split else OMIT,  # {}: the usual settings
         seed={"help": seed_help} if seed else OMIT,
         dtype={} if takes_problem else OMIT,

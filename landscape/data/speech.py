@@ -271,8 +271,8 @@ def speech_list(
     train.csv is class 0, the next one class 1, and so on. Everything else is as in :func:`spoken_digits`.
 
     Args:
-        folder: The folder of train.csv and test.csv, at which the paths in these files begin. A relative
-            ``folder`` begins at ``data_dir``.
+        folder: The folder of train.csv and test.csv. Paths in these files are relative to it, and ``folder``
+            itself may be relative to ``data_dir``.
     """
     root = data_root(data_dir) / folder
     train_rows, test_rows = _read_list(root / "train.csv"), _read_list(root / "test.csv")

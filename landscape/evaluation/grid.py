@@ -419,7 +419,7 @@ class Grid:
         columns: name -> (ny, nx), or (nx,) of a line.
         done: of the same shape.
         tolerance: ``tol``, parsed.
-        has_same_axes: whether the axes are those of the earlier result whose values were taken.
+        axes_unchanged: whether the axes are those of the earlier result whose values were taken.
     """
 
     def __init__(
@@ -438,7 +438,7 @@ class Grid:
         self.metrics = names_of(problem) if kinds is None else ()
         kinds = kinds or dict.fromkeys(("loss", "accuracy", *self.metrics), float)
         self.columns: dict[str, Any] = {n: np.full(shape, _unknown(k), k) for n, k in kinds.items()}
-        self.done, self.has_same_axes = np.zeros(shape, bool), False
+        self.done, self.axes_unchanged = np.zeros(shape, bool), False
 
     @property
     def min_computed_points(self) -> int:
@@ -458,9 +458,9 @@ class Grid:
         """The fields of the columns, with those of metrics in one array."""
         return with_metrics(self.metrics, dict(self.columns))
 
-    def take(self, previous: Any, usable: Array) -> bool:
-        """Take the ``usable`` values of an earlier result at common points. Return whether these are all."""
-        self.has_same_axes = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
+    def reuse(self, previous: Any, usable: Array) -> bool:
+        """Copy ``usable`` values of an earlier result at common points. Return whether no other is needed."""
+        self.axes_unchanged = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
         value_of = getattr(previous, "column", functools.partial(getattr, previous))
         old = [(column, value_of(name)) for name, column in self.columns.items()]
         (across, old_across), (up, old_up) = coincide(self.x, previous.x), coincide(self.y, previous.y)
@@ -469,7 +469,7 @@ class Grid:
         for column in self.columns.values():
             column[~self.done] = _unknown(column.dtype)  # what was interpolated, or is searched again
         return (
-            self.has_same_axes and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
+            self.axes_unchanged and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
         )
 
     def complete(

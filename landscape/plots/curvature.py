@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from landscape.core.errors import InputError
 from landscape.plots import draws, style
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
-from landscape.results.base import unit_of
+from landscape.results.base import with_unit
 from landscape.results.flatness import BatchSharpness, LearningCoefficient, Sharpness, Smoothing
 from landscape.results.noise import Disagreement
 from landscape.results.shown import logarithmic
@@ -199,7 +199,7 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
         ax.invert_yaxis()
         ax.grid(False, axis="y")
         ax.set(title=name, ylabel="parameters", xlabel=f"part of the change{style.unit(r, 'gradient')}")
-    rests = style.joined(unit_of(r, f"{style.power_of_ten(r.rest)} nat") for r in results)
+    rests = style.joined(with_unit(r, f"{style.power_of_ten(r.rest)} nat") for r in results)
     text = f"Gradient: ⟨g, d⟩, curvature: ½ dᵀHd of a step d, {style.samples_of(results)}; rest: {rests}."
     return finish(figure, title or "What the step did to the loss", text, axes, ncols=2)
 

@@ -16,7 +16,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.plots import draws, style, surface
 from landscape.plots.picture import finish, labeled_axes, panels, stacked_panels, wrapped, wrapped_panels
-from landscape.results.base import unit_of
+from landscape.results.base import with_unit
 from landscape.results.comparison import PATHS, Connection
 from landscape.results.grids import HessianGrid, Line
 from landscape.results.noise import LabelCounts
@@ -213,7 +213,7 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
         ax.locator_params(axis="x", nbins=5)
     for ax in labeled_axes(below):
         ax.set_ylabel("distance")
-    headline, text = unit_of(results[0], _basins_finding(results)), unit_of(results[0], _caption(results))
+    headline, text = with_unit(results[0], _basins_finding(results)), with_unit(results[0], _caption(results))
     columns = 2 if len(results) == 1 else 3
     return finish(figure, title or headline, text, [*axes, *below], ncols=columns)
 
@@ -230,7 +230,7 @@ def _draw_panel(ax: Axes, r: Basins, level_scale: surface.LevelScale) -> None:
             ax.contour(x, y, (r.basin == number).astype(float), [0.5], colors="w", linewidths=0.9)
     if not r.cut.all():
         level = r.reference_loss + r.rise[np.flatnonzero(~r.cut)[-1]]
-        label = unit_of(r, f"{level - r.reference_loss:.2g} nat above the {_NAMES[r.around]}")
+        label = with_unit(r, f"{level - r.reference_loss:.2g} nat above the {_NAMES[r.around]}")
         surface.level_lines(ax, x, y, loss, [level], label, **surface.RISE_LINE)
     ax.plot(*(r.minimum * lengths).T, label="lowest point of a basin", **(surface.LOWEST | {"ms": 9}))
     has_saddle = np.isfinite(r.saddle[:, 0])

@@ -17,7 +17,7 @@ from matplotlib import ticker
 from matplotlib.colors import to_hex, to_rgb
 
 from landscape.core import registry
-from landscape.results.base import unit_of
+from landscape.results.base import with_unit
 
 # The palette of all pictures: the colors of Okabe and Ito, and grays. The colors of algorithms stand in
 # their rules. DPSGD-2020's Figure 2 has DPSGD green, SSGD red, SSGD* blue; these are its colors in this
@@ -201,7 +201,7 @@ class _Decimal(ticker.LogFormatter):
 
 def unit(of: Any, field: str) -> str:
     """Return the unit of ``field`` in a result, or in a class, for a label: " (nat)"; "" for none."""
-    return in_brackets(unit_of(of, of.units[field]))
+    return in_brackets(with_unit(of, of.units[field]))
 
 
 def in_brackets(unit: str) -> str:

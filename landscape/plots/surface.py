@@ -22,7 +22,7 @@ from landscape.core.options import choose, positive
 from landscape.plots import draws, style
 from landscape.plots.picture import finish, in_paper, labeled_axes, panels, stacked_panels, wrapped_panels
 from landscape.results import geometry
-from landscape.results.base import unit_of
+from landscape.results.base import with_unit
 from landscape.results.shown import Radius, logarithmic
 from landscape.results.surfaces import Surface
 
@@ -219,7 +219,7 @@ def _draw_contours(
         lowest_labeled, risen_loss = -np.inf, np.nan
         if np.isfinite(rise) and geometry.has_profile(r):
             risen_loss, lowest_loss = geometry.center_loss(r) + rise, masked.min()
-            label = unit_of(r, f"{rise:.2g} nat above the center")
+            label = with_unit(r, f"{rise:.2g} nat above the center")
             level_lines(ax, r.x, r.y, masked, [risen_loss], label, **RISE_LINE)
             lines_in_valley = ((levels > lowest_loss) & (levels < risen_loss)).sum()
             if lines_in_valley < 2:  # more lines, dotted, so that the form of the valley can be seen
@@ -560,7 +560,7 @@ def caption_of(results: Sequence[Surface], colors: str = "") -> str:
 def finding(results: Sequence[Surface]) -> str:
     """Return one line that says what the surfaces show, with numbers from them."""
     sentences = _flatness(results) if geometry.comparable(results) else _losses(results)
-    return style.fitting(*(unit_of(results[0], sentence) for sentence in sentences))
+    return style.fitting(*(with_unit(results[0], sentence) for sentence in sentences))
 
 
 def _losses(results: Sequence[Surface]) -> list[str]:

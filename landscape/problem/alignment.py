@@ -350,7 +350,7 @@ def _matched_units(group: Group, inner_groups: list[Group], a: Blocks, b: Blocks
     """Return the blocks of ``b`` that have units of the group, with the units permuted to match ``a``.
 
     If the group lies inside the units of another group, it is matched in each of those units separately.
-    Otherwise, the units of ``inner_groups`` lie inside units of this group. The inner units are matched
+    In a group that lies inside no other, units may contain units of ``inner_groups``. These are matched
     first, for each pair of one unit of ``a`` and one unit of ``b``. In the equations of einsum, r stands for
     all axes that have no other letter.
     """

@@ -32,7 +32,7 @@ _NUMBER = re.compile("[0-9]+")
 _NAT = re.compile(r"( ?)\bnat(²|\^2|\b)")
 
 
-def unit_of(result: Any, text: str) -> str:
+def with_unit(result: Any, text: str) -> str:
     """Return ``text`` with the unit of a result's loss, if any, in place of "nat"."""
     loss_unit = getattr(result, "loss_unit", "nat")
     return _NAT.sub(lambda m: f"{m[1]}{loss_unit}{m[2]}" if loss_unit else "", text)
@@ -143,7 +143,7 @@ class Result(shown.Shown):
             # unit of the result's loss replaces "nat".
             def describe_in_own_unit(self: Self) -> list[Row]:
                 rows = describe(self)
-                return [replace(r, unit=unit_of(self, r.unit), note=unit_of(self, r.note)) for r in rows]
+                return [replace(r, unit=with_unit(self, r.unit), note=with_unit(self, r.note)) for r in rows]
 
             wrapped: Any = functools.wraps(describe)(describe_in_own_unit)
             cls.describe = wrapped  # type: ignore[method-assign]
@@ -219,7 +219,7 @@ class Result(shown.Shown):
         coordinates |= {d: variables.pop(d) for d in dimensions if d in variables}
         dataset: xr.Dataset = xarray.Dataset(variables, coordinates, self._attributes())
         for name in self.units.keys() & dataset.variables.keys():
-            dataset[name].attrs["units"] = unit_of(self, self.units[name])
+            dataset[name].attrs["units"] = with_unit(self, self.units[name])
         return dataset
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:

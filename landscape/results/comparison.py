@@ -11,7 +11,7 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import t_quantile
-from landscape.results.base import Evaluated, Result, no_values, unit_of
+from landscape.results.base import Evaluated, Result, no_values, with_unit
 from landscape.results.shown import Row, in_words, own_losses, rows_of_each
 
 #: What the error of a number is: one standard error, a bound, or nothing but rounding.
@@ -123,7 +123,9 @@ class Comparison(Result, schema="landscape.comparison", table="quantities sides"
     loss_unit: str = "nat"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "unit_names", tuple(unit_of(self, unit) or "1" for unit in self.unit_names))
+        object.__setattr__(
+            self, "unit_names", tuple(with_unit(self, unit) or "1" for unit in self.unit_names)
+        )
         super().__post_init__()
         for kind in (*self.kinds, *self.own_kinds):
             if kind not in ERRORS:
@@ -299,7 +301,7 @@ def footnotes(comparison: Comparison) -> list[str]:
     if math.isfinite(c.equal_loss):
         steps = zip(c.labels, c.given_steps.tolist(), strict=True)
         nearest = "; ".join(f"{label} (of {step:,})" for label, step in steps)
-        lines.append(f"At the training loss nearest to {c.equal_loss:.4g}{unit_of(c, ' nat')}: {nearest}.")
+        lines.append(f"At the training loss nearest to {c.equal_loss:.4g}{with_unit(c, ' nat')}: {nearest}.")
     if not c.grouped:
         lines.append("This is about these weights alone; what made them is compared by groups of seeds.")
     return [*lines, *(f"Note: {note}" for note in c.notes)]

@@ -378,18 +378,19 @@ def _compared(rows: Rows) -> list[Compared]:
 
 
 def _rules_picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
-    """Draw the numbers of LAYOUT, a panel for each, with a row for each rule.
+    """Draw a panel for each column that LAYOUT names, with a row for each rule.
 
     Points are means over the seeds, with confidence intervals. They are filled for iid data, and hollow for
     skewed data.
     """
     rules = distinct(rows, "rule")
-    # A panel is (column, label, scale, SAMPLES or BYTES). A column without numbers has no panel.
+    # A panel is (column, label, scale, comparison). The comparison selects rows: numbers after equal SAMPLES,
+    # or after equal BYTES. A column without numbers has no panel.
     data_panels = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
     picture, axes = panels(1, len(data_panels), 10.5 / len(data_panels), 0.27 * len(rules) + 1.3, sharey=True)
-    for ax, (column, label, scale, at) in zip(axes, data_panels, strict=True):
+    for ax, (column, label, scale, comparison) in zip(axes, data_panels, strict=True):
         for (row, rule), split in itertools.product(enumerate(rules), (IID, SKEWED)):
-            mean, low, high = _interval(select(rows, rule=rule, split=split, at=at)[column])
+            mean, low, high = _interval(select(rows, rule=rule, split=split, at=comparison)[column])
             if not np.isfinite(mean) or (scale == "log" and not mean > 0):
                 continue
             lengths = [[mean - low], [high - mean]] if np.isfinite(low) else None

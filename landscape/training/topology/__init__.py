@@ -181,7 +181,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         # ``axes``: the sums over axis 1, of rows, and over axis 0, of columns, must be 1.
         cycle = [_checked_matrix(m, n, axes=(1, 0), tolerance=_ROUNDING) for m in topology(n, *values)]
         if not cycle and topology is not random_matching:  # random matching draws a matrix for each step
-            raise InputError("it must return at least one matrix")  # the end of the message below
+            raise InputError("it must return at least one matrix")  # gets its beginning in ``except``
     except LandscapeError as reason:
         raise InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}") from None
     return cycle
