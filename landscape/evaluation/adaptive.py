@@ -65,7 +65,7 @@ HOPELESS = 4.0
 # After a part is given up, the numbers of checks and of new points are multiplied by GIVEN_UP, and the margin
 # of late rounds is GIVEN_UP_MARGIN: islands in the part's loss were seen at its own points, whose cost has to
 # be made up for.
-GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 4.25
+GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 5.0
 
 # With what values are computed: all samples, a part of the samples, or all samples after a part.
 Level = Literal["single", "part", "whole"]
