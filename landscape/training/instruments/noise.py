@@ -17,9 +17,10 @@ from landscape.core.devices import double, inner
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import covariance_of_means, mean_and_error
+from landscape.curvature.search import RitzPairs
 from landscape.gradients.minibatches import GradientNoise, JackknifeEstimator, Minibatches, from_sums
 from landscape.training.instruments import Instrument, MeasuredRun, StepState, instrument, rounding
-from landscape.training.instruments.sharpness import OnSample
+from landscape.training.instruments.sharpness import OnSample, OnTop
 
 # Of a step's cost, the most that second gradients may take on average: 1/40 (our choice).
 SHARE = 40
@@ -169,7 +170,7 @@ class NoiseAlignment(OnSample):
 
 
 @instrument("noise-share", "k", "draws")
-class NoiseShare(OnSample):
+class NoiseShare(OnTop):
     """The share of the gradient noise that lies along the ``monitor.k`` leading eigenvectors, at w_a.
 
     tr(VᵀΣV)/tr Σ, from ``monitor.draws`` fresh minibatches of the total batch. "disagreement" has this share
@@ -180,10 +181,7 @@ class NoiseShare(OnSample):
     columns: Mapping[str, str] = {"noise_share": "1", "noise_share_se": "1"}
     on_minibatches = True
 
-    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
-        pairs = self.sample.top(now.step, now.mean)
-        if pairs is None:
-            return ()
+    def numbers_of(self, pairs: RitzPairs, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         rows = double(torch.stack([*_gradients(self, now)]))
         rows -= rows.mean(0)
         squares = rows.square().sum(1).cpu().numpy()
@@ -202,7 +200,7 @@ def _gradients(instrument: Instrument, now: StepState) -> Iterator[Tensor]:
 
 
 @instrument("disagreement", "k")
-class Disagreement(OnSample):
+class Disagreement(OnTop):
     """The spread and the gradient in the space of the ``monitor.k`` largest eigenvalues, and ½ tr(HC).
 
     H and the gradient are at w_a, on the sample of ``monitor.samples``; C = n⁻¹ Σ_j Δw_j Δw_jᵀ, so that
@@ -225,10 +223,7 @@ class Disagreement(OnSample):
         if run.learners < 2:
             raise InputError(f"monitor.instruments: '{self.name}' is not allowed with 1 learner")
 
-    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
-        pairs = self.sample.top(now.step, now.mean)
-        if pairs is None:
-            return ()
+    def numbers_of(self, pairs: RitzPairs, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         vectors = double(pairs.vectors)
         curvatures_along = self.sample.curvatures(now.mean)
         curvatures: list[float] = []

@@ -26,6 +26,7 @@ from landscape.curvature import hessian, search
 from landscape.curvature.double_backward import NoSecondDerivative
 from landscape.curvature.eigenvalues import fast_hessian
 from landscape.curvature.hessian import HessianOperator, HessianOptions, Preconditioner, exact_only
+from landscape.curvature.search import RitzPairs
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
 from landscape.training.experiments import StatePreconditioner, own_loop_preconditioner
@@ -58,7 +59,7 @@ class Sample:
     def __init__(self, monitor: Monitor, problem: Problem, seed: int) -> None:
         self.count = min(monitor.k, problem.layout.size)
         self.state: dict[str, Tensor] = {}
-        self._last: tuple[int, search.RitzPairs | None] = -1, None
+        self._last: tuple[int, RitzPairs | None] = -1, None
         # This refuses a model whose gradient is wrong, before the first step.
         self._options = HessianOptions(derivatives=HessianOptions().at(problem).derivatives)
         samples = min(monitor.samples or problem.samples, problem.samples)
@@ -76,7 +77,7 @@ class Sample:
         if STATE in shared:
             self.state = {STATE: shared[STATE].to(self._random)}
 
-    def top(self, step: int, weights: Tensor) -> search.RitzPairs | None:
+    def top(self, step: int, weights: Tensor) -> RitzPairs | None:
         """Return the ``count`` largest eigenvalues at ``weights`` (P,) after ``step``, by one search a step.
 
         None where the Hessian is not finite.
@@ -115,7 +116,7 @@ class Sample:
 
     def largest(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
-    ) -> search.RitzPairs | None:
+    ) -> RitzPairs | None:
         """Return the largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}; None if one is not finite.
 
         Args:
@@ -165,13 +166,25 @@ class OnSample(Instrument):
         return {column: value for column, value in row.items() if math.isfinite(value)}
 
 
+class OnTop(OnSample):
+    """An instrument of the Hessian's leading eigenvectors on the run's sample; NaN where H is not finite."""
+
+    @abstractmethod
+    def numbers_of(self, pairs: RitzPairs, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
+        """Return :meth:`numbers` from the ``monitor.k`` leading ``pairs`` at w_a."""
+
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
+        pairs = self.sample.top(now.step, now.mean)
+        return () if pairs is None else self.numbers_of(pairs, now, learners)
+
+
 # The most layers of a model, or blocks, whose parts of a change of the loss are recorded (our choice: the
 # colors of a picture).
 LAYERS = 12
 
 
 @instrument("lambda-max", "k")
-class LambdaMax(OnSample):
+class LambdaMax(OnTop):
     """λ_max of ∇²L at w_a, lr·λ_max, the rule's limit, and the share of the spread along top eigenvectors.
 
     λ_max is also measured every ``monitor.sharpness`` steps.
@@ -180,10 +193,7 @@ class LambdaMax(OnSample):
     columns: Mapping[str, str] = {column: UNITS[column] for column in MONITORED}
     of_learners = True
 
-    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
-        pairs = self.sample.top(now.step, now.mean)
-        if pairs is None:
-            return ()
+    def numbers_of(self, pairs: RitzPairs, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         along = total = 0.0
         for weights in learners:
             spread = weights - now.mean
@@ -230,15 +240,13 @@ class PreconditionedLambdaMax(OnSample):
         return super().measure(now)
 
     def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
-        if self._current is None:
-            self.memory = None
-            return ()
-        pairs = self.sample.largest(now.mean, 1, self.memory, self._current)
-        self.memory = None if pairs is None else pairs.vectors.sum(0)
-        if pairs is None:
+        current = self._current
+        pairs = self.sample.largest(now.mean, 1, self.memory, current) if current else None
+        self.memory = pairs.vectors.sum(0) if pairs else None
+        if not (current and pairs):
             return ()
         top = float(pairs.values[0])
-        return top, float(pairs.residuals[0]), now.lr * top, self._current.limit
+        return top, float(pairs.residuals[0]), now.lr * top, current.limit
 
 
 # The instrument "generalized-sharpness" ends a search if the remaining first-order gain is below this share
@@ -247,7 +255,7 @@ GAIN, ASCENT = 0.01, 100
 
 
 @instrument("generalized-sharpness", "k")
-class GeneralizedSharpness(OnSample):
+class GeneralizedSharpness(OnTop):
     """S = max dᵀHd over the unit ball of the norm of the optimizer's steps at w_a, and η S with its limit.
 
     The optimizer must be "steepest" (Islamov et al. 2026, arXiv 2603.05002), whose limit is 2 for one
@@ -279,10 +287,7 @@ class GeneralizedSharpness(OnSample):
         directions, products = steepest(self._norm, self.run.problem.layout, v[None])
         return directions[0], float(products[0])
 
-    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
-        pairs = self.sample.top(now.step, now.mean)
-        if pairs is None:
-            return ()
+    def numbers_of(self, pairs: RitzPairs, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         starts = [pairs.vectors[0], torch.randn(len(now.mean), generator=self.generator(now)).to(now.mean)]
         if self._norm == "block":
             for slot in self.run.problem.layout.slots:
