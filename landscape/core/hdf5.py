@@ -127,8 +127,7 @@ def writing(
         raw.seek(0)
         shutil.copyfileobj(raw, raw_copy, 1 << 20)
         # Both files store a failed write as ``error``. An incomplete copy must not be opened as HDF5.
-        write_error = raw.error or raw_copy.error
-        if write_error:
+        if write_error := raw.error or raw_copy.error:
             raise write_error
         raw_copy.truncate(raw_copy.tell() - _CHECKSUM_LENGTH)  # without the checksum of ``path``
         with h5py.File(raw_copy, "r+") as file:

@@ -126,9 +126,8 @@ class _FileChecker:
             chunk_shape = properties.get_chunk()
             if len(chunk_shape) != len(shape) or min(chunk_shape) < 1:
                 raise UnsoundError(f"{path}: chunks {chunk_shape} do not fit shape {shape}")
-            chunks = 1
-            for dimension, chunk_dimension in zip(shape, chunk_shape, strict=True):
-                chunks *= -(-dimension // chunk_dimension)  # rounded up
+            sides = zip(shape, chunk_shape, strict=True)
+            chunks = math.prod(-(-side // chunk_side) for side, chunk_side in sides)  # rounded up
             chunk_bytes = math.prod(chunk_shape) * element_size
             size = chunks * chunk_bytes
             max_size = EXPANSION * self.length + ALLOWANCE

@@ -324,19 +324,14 @@ def digits(
     rows = np.loadtxt(FILE, delimiter=",", dtype=np.uint8)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
     x, y = rows[:, :-1], rows[:, -1]  # the last column has the digits
-    if form in ("frames", "image"):
-        x = x.reshape(-1, 8, 8)
     if form == "frames":
-        y = np.repeat(y[:, None], 8, axis=1)
-    if form == "image":
-        enlarged = x.repeat(4, axis=1).repeat(4, axis=2)  # (N, 32, 32)
-        x = np.repeat(enlarged[:, None], 3, axis=1)
+        x, y = x.reshape(-1, 8, 8), np.repeat(y[:, None], 8, axis=1)
+    if form == "image":  # (N, 3, 32, 32)
+        x = x.reshape(-1, 1, 8, 8).repeat(3, axis=1).repeat(4, axis=2).repeat(4, axis=3)
     train_samples = len(y) - test_samples
     if form == "tokens":  # the classes are the pixel values 0…16
-        pixels = torch.from_numpy(x.astype(np.int64))
-        inputs, next_pixels = pixels[:, :-1], pixels[:, 1:]
-        train_set = inputs[:train_samples], next_pixels[:train_samples]
-        test_set = inputs[train_samples:], next_pixels[train_samples:]
+        parts = torch.from_numpy(x.astype(np.int64)).tensor_split([train_samples])
+        train_set, test_set = ((pixels[:, :-1], pixels[:, 1:]) for pixels in parts)
         digest, loss = base.fingerprint((x, y, np.array(train_samples))), torch.nn.functional.cross_entropy
         return Dataset(train_set, test_set, loss, digest, classes=17, columns={"label": y[:train_samples]})
     train, test = (x[:train_samples], y[:train_samples]), (x[train_samples:], y[train_samples:])

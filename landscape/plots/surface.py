@@ -384,9 +384,7 @@ def scale(
     # Rounding must not leave a loss just outside of the levels: its place in the picture would be empty.
     values[0] = min(values[0], low)
     values[-1] = max(values[-1], high)
-    distance = f"{float(values[1] - values[0]):.3g}"
-    if log:
-        distance = f"{100 * (values[1] / values[0] - 1):.0f}%"
+    distance = f"{100 * (values[1] / values[0] - 1):.0f}%" if log else f"{float(values[1] - values[0]):.3g}"
     norm_class = LogNorm if log else colors.Normalize
     return LevelScale(values, norm_class(values[0], values[-1]), f"lines {distance} apart", reason)
 

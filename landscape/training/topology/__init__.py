@@ -158,18 +158,15 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         InputError: an unknown form, or a value or a number of learners that the topology does not allow.
     """
     match = re.fullmatch(r"(?P<name>[^()]+)(\((?P<values>.+)\))?", spec.replace(" ", ""))
-    name, values_text = "", ""
-    if match:
-        name, values_text = match["name"], match["values"] or ""
-    topology: Any = None
-    parameters: list[inspect.Parameter] = []
-    if name in registry.topologies:
-        topology = registry.topologies[name]
-        parameters = list(inspect.signature(topology).parameters.values())[1:]  # without n
+    name, values_text = match.group("name", "values") if match else ("", "")
+    is_registered = name in registry.topologies
+    topology: Any = registry.topologies[name] if is_registered else None
+    # Without the first parameter, n.
+    parameters = list(inspect.signature(topology).parameters.values())[1:] if is_registered else []
     max_splits = max(len(parameters) - 1, 0)  # the last value may contain commas, as in lazy(0.5, FORM)
     texts = values_text.split(",", max_splits) if values_text else []
     required = sum(parameter.default is parameter.empty for parameter in parameters)
-    if topology is None or not required <= len(texts) <= len(parameters):
+    if not is_registered or not required <= len(texts) <= len(parameters):
         # A user may also give a file. The callers of this function read files; only the message is here.
         allowed = f"{', '.join(forms())}, or a .csv, .txt or .npy file with an n × n matrix"
         raise InputError(f"{where}: '{spec}' is not known (allowed: {allowed})")
@@ -228,8 +225,7 @@ def equal_weights(n: int, offsets: list[Array | int]) -> Array:
     learners = np.arange(n)
     for offset in offsets:
         m[learners, (learners + offset) % n] = 1.0
-    m /= m.sum(1, keepdims=True)
-    return m
+    return m / m.sum(1, keepdims=True)
 
 
 # The largest error of row and column sums (our choice: a matrix typed with four decimals passes).
