@@ -425,10 +425,8 @@ class Checkpoint(Shown):
             dataset = file.create_dataset(name, (n, *row_shape), numpy_dtype, chunks=(1, *row_shape))
             for j, row in enumerate(rows(tensor)):
                 dataset[j] = row.detach().cpu().numpy()
-        slot_rows = []
-        for slot in self.layout.slots:
-            shape = "x".join(str(length) for length in slot.shape)
-            slot_rows.append((slot.name, shape, slot.offset, slot.size, slot.role))
+        slots = self.layout.slots
+        slot_rows = [(s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in slots]
         file["layout"] = np.array(slot_rows, dtype=history.SLOT)
         file["rng/seed"] = np.uint64(self.seed)
         history.write(file, self.history, self.units)

@@ -98,12 +98,10 @@ def find(where: str, name: str) -> Any:
     try:
         with others_code():
             value: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        absent = error.name or module_name
-        if f"{module_name}.".startswith(f"{absent}."):
-            raise InputError(f"{where}: there is no module '{absent}' in this folder or installed") from error
-        raise _failed(where, f"importing {module_name}", error) from error
     except Exception as error:  # any error of the user's module
+        absent = (error.name or module_name) if isinstance(error, ModuleNotFoundError) else None
+        if absent and f"{module_name}.".startswith(f"{absent}."):
+            raise InputError(f"{where}: there is no module '{absent}' in this folder or installed") from error
         raise _failed(where, f"importing {module_name}", error) from error
     for part in path.split("."):
         if not hasattr(value, part):

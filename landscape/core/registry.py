@@ -12,7 +12,6 @@ import operator
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from landscape.core.errors import InputError, OperationError, warn_caller
@@ -79,11 +78,8 @@ class PluginWarning(UserWarning):
     """A plugin could not be loaded, and is left out."""
 
 
-@dataclass(frozen=True)
-class _Declared:
-    """An entry, as its ``reference`` "MODULE:NAME", that is imported at its first use."""
-
-    reference: str
+class _Declared(str):
+    """An entry, as its reference "MODULE:NAME", that is imported at its first use."""
 
 
 class Registry:
@@ -198,7 +194,7 @@ class Registry:
             choose(self.option, name, self._entries)
         entry = self._entries[name]
         if isinstance(entry, _Declared):
-            entry = self._entries[name] = self._imported(name, entry.reference)
+            entry = self._entries[name] = self._imported(name, entry)
         return entry
 
     def options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +261,7 @@ class Registry:
     def _origin(self, entry: object) -> str:
         """Return the module and name of an entry's definition, as "MODULE.NAME"."""
         if isinstance(entry, _Declared):
-            return entry.reference.replace(":", ".")
+            return entry.replace(":", ".")
         source = self._function(entry)
         return f"{getattr(source, '__module__', '')}.{getattr(source, '__qualname__', type(source).__name__)}"
 

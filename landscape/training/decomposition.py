@@ -196,13 +196,17 @@ class GradientEstimator:
             return {"heterogeneity": total / n, "heterogeneity_se": 0.0}
         sample_terms = self.problem.data.sample_terms  # None: one term for each sample
         terms = [float(len(i) if sample_terms is None else sample_terms[i].sum()) for i in parts.indices]
+        size = max(self.samples // (GROUPS * n), self.batch, 1)  # of each of a learner's GROUPS draws
         # The rows of R_j are the GROUPS estimates of ∇L_j, in this process's share of the P coordinates. The
         # rows of S = Σ_j (terms_j/Σ_i terms_i) R_j are the estimates of ∇L.
         # ``mean_rows`` is Σ_j R_j/n, and ``weighted_rows`` is S. Additions give both the shape of R_j.
         mean_rows, weighted_rows = torch.zeros(()), torch.zeros(())
         mean_products = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)  # Σ_j R_j R_jᵀ/n
         for j, indices in enumerate(parts.indices):
-            rows = self._part_estimates(weights, indices, step, j, n)
+            random_numbers = generator(self.seed, "heterogeneity", step, j)
+            draws = torch.randint(len(indices), (GROUPS, size), generator=random_numbers)
+            groups = indices[draws][self.comm.share(GROUPS)]
+            _, rows = self._estimates(weights, groups, "estimates of ∇L_j")
             mean_products += _inner_products([*rows]).cpu() / n
             mean_rows = mean_rows + rows / n
             weighted_rows = weighted_rows + rows * (terms[j] / sum(terms))
@@ -229,15 +233,6 @@ class GradientEstimator:
             gradient.add_(problem.loss_and_gradient(weights)[1], alpha=problem.terms)
             terms += problem.terms
         return comm.share_of_sum(gradient, "∇L_j").div_(comm.total(terms)[0])
-
-    def _part_estimates(self, weights: Tensor, samples: Tensor, step: int, learner: int, n: int) -> Tensor:
-        """Return independent estimates of ∇L_j (GROUPS, P_share) from draws of ``samples``."""
-        size = max(self.samples // (GROUPS * n), self.batch, 1)
-        random_numbers = generator(self.seed, "heterogeneity", step, learner)
-        indices = torch.randint(len(samples), (GROUPS, size), generator=random_numbers)
-        groups = samples[indices][self.comm.share(GROUPS)]
-        _, rows = self._estimates(weights, groups, "estimates of ∇L_j")
-        return rows
 
     def _estimates(self, weights: Tensor, groups: Tensor, use: str) -> tuple[float, Tensor]:
         """Return the sum of this process's losses, and the gradients (GROUPS, P_share) on groups of samples.

@@ -188,7 +188,6 @@ class DecoupledDiLoCo(StreamingDiLoCo):
         "merge": "learners > 1",
     }
     purposes = ("reached",)
-    lr_is_factor = True
 
     def __init__(
         self, learners: int, seed: int, period: Count, fragments: Count, delay: Natural = 0,

@@ -154,8 +154,8 @@ class Runner:
         The table gets the outcomes of the new and of the complete runs. Raises OperationError if the folder
         of a run holds a run of another recipe.
         """
-        jobs: dict[Path, TrainingJob] = {}  # the runs to make, by folder
-        setting_and_seed: dict[Path, tuple[Setting, int]] = {}
+        # The runs to make, by folder, with their settings and seeds.
+        jobs: dict[Path, tuple[TrainingJob, Setting, int]] = {}
         for setting, seed in share_of([*itertools.product(settings, self.seeds)], self.share):
             recipe, folder = self.read(setting, f"seed={seed}"), self._run_folder(setting, seed)
             end = launch.ended(recipe, folder)  # None: there is no complete run
@@ -165,12 +165,11 @@ class Runner:
             else:
                 # The run is made (again): an outcome in the table of an earlier sweep does not hold any more.
                 self.outcomes.get(setting, {}).pop(seed, None)
-                jobs[folder] = TrainingJob(recipe, folder)
-                setting_and_seed[folder] = setting, seed
+                jobs[folder] = TrainingJob(recipe, folder), setting, seed
         self.save()
 
         def record(job: TrainingJob, _seconds: float | None) -> None:
-            setting, seed = setting_and_seed[job.folder]
+            _, setting, seed = jobs[job.folder]
             outcome = _outcome_of_file(job.folder / "last.h5")
             self.outcomes.setdefault(setting, {})[seed] = outcome
             self.done += 1
@@ -182,7 +181,8 @@ class Runner:
             self.progress(self.done)
             self.save()
 
-        self.execute([*jobs.values()], record, lambda run_share: self.progress(self.done + run_share))
+        runs = [job for job, _, _ in jobs.values()]
+        self.execute(runs, record, lambda run_share: self.progress(self.done + run_share))
 
     def score(self, setting: Setting) -> tuple[int, float]:
         """Return the number of diverged seeds, and the mean final test loss of all seeds; lower is better."""

@@ -54,7 +54,8 @@ class Observer:
     ) -> None:  # fmt: skip
         loop.check_module(module)
         for name, split in (("data", data), ("test", test)):
-            _refuse_persistent_workers(name, split)
+            if isinstance(split, DataLoader) and split.persistent_workers:  # a pass here would end the user's
+                raise InputError(f"{name}: a DataLoader with persistent_workers=True is not allowed")
         metrics = problem_options.pop("metrics", None)
         if metrics is not None and test is None:
             raise InputError("metrics: they are of the test data, which is missing; give test, too")
@@ -216,12 +217,6 @@ def _in_batches(data: Dataset[Any], batch: int, seed: int) -> DataLoader[Any]:
         return DataLoader(data, batch_size=batch)
     batches = fixed_batches(len(data), batch, seed)  # type: ignore[arg-type]
     return DataLoader(data, batch_sampler=[part.tolist() for part in batches])
-
-
-def _refuse_persistent_workers(name: str, data: Any) -> None:
-    """Raise InputError for a DataLoader with persistent workers: a pass here would end the user's."""
-    if isinstance(data, DataLoader) and data.persistent_workers:
-        raise InputError(f"{name}: a DataLoader with persistent_workers=True is not allowed")
 
 
 class Parameters(loop.Tracked):

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,20 +22,11 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.problem.layout import Layout, average
 from landscape.problem.problem import Problem
-from landscape.training.topology import averages_all
+from landscape.training.topology import Mixing, averages_all
 
 T = TypeVar("T")
 # Bytes of a piece of a mean. Source: DistributedDataParallel's buckets.
 PIECE = 25 * 2**20
-
-
-class Matrices(Protocol):
-    """The part of a :class:`.Mixing` that exchanges need."""
-
-    spec: str
-    cycle: list[Array]
-
-    def matrix(self, step: int) -> Array: ...
 
 
 class Processes(ABC):
@@ -272,18 +263,14 @@ class Comm:
         counts, widths = (np.diff(_bounds(k, self.size)) for k in (count, vectors.shape[1]))
         sent = torch.cat([part.flatten() for part in torch.split(vectors, widths.tolist(), 1)])
         gathered = vectors.new_empty(count, widths[self.rank])
-        received, numbers = counts * widths[self.rank], widths * len(vectors)
-        return self._all_to_all(gathered, sent, received.tolist(), numbers.tolist())
-
-    def _all_to_all(self, out: Tensor, sent: Tensor, received: list[int], numbers: list[int]) -> Tensor:
-        """Send ``numbers`` of ``sent`` to the processes, and receive ``received`` numbers in ``out``."""
+        received, numbers = (counts * widths[self.rank]).tolist(), (widths * len(vectors)).tolist()
         with self._naming():
-            work = dist.all_to_all_single(out.view(-1), sent, received, numbers, async_op=True)
-        return self._finished([work], out)
+            work = dist.all_to_all_single(gathered.view(-1), sent, received, numbers, async_op=True)
+        return self._finished([work], gathered)
 
     # Exchange with neighbors.
 
-    def mix(self, weights: Tensor, mixing: Matrices, step: int) -> Exchange:
+    def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Exchange:
         """Start the exchange for Σ_k M_jk w_k; a call of the result waits, and returns it, (n_local, P).
 
         ``weights`` (n_local, P) must not change before this call. Each row is sent once to each process with

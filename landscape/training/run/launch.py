@@ -215,9 +215,7 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     None if the run is not complete. Raises OperationError if ``folder`` has a run of another recipe.
     """
     checkpoint, _ = _checkpoint_and_recipe(folder, recipe, lambda learners: slice(0))
-    if checkpoint and (checkpoint.diverged or checkpoint.step == recipe.steps):
-        return checkpoint
-    return None
+    return checkpoint if checkpoint and (checkpoint.diverged or checkpoint.step == recipe.steps) else None
 
 
 def is_complete(recipe: Recipe | None, folder: Path) -> bool:
