@@ -220,7 +220,7 @@ def _run() -> int:
             raise
         if out.verbose:
             traceback.print_exception(error)
-        # The line names parameters. ``flags_of`` gives the options that take their places.
+        # failure.line() writes options in place of the parameters that the failure names.
         code = _fail(failure.line(flags_of(out.command)), failure.exit_code)
     else:
         write_error = progress.flush()  # None if all of stdout is written

@@ -74,8 +74,8 @@ def demo(*, output: str = "demo") -> None:
     """
     folder = Path(output)
     common.make_folder(folder)
-    with _one_thread() as threads_before:
-        runs = train(folder, at_once=threads_before)  # each run uses one thread
+    with _one_thread() as usual_threads:
+        runs = train(folder, at_once=usual_threads)  # as many runs at once, each with one thread
         surfaces = contours(runs)
         noises = noise(folder)
         with common.progress_bar("film") as bar:
@@ -111,7 +111,7 @@ def _report(folder: Path) -> None:
 def _one_thread() -> Iterator[int]:
     """Make torch use one thread inside, so that the order of sums is the same on all machines.
 
-    Yields the number of threads before.
+    Yields the number of threads that torch used before.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -209,9 +209,10 @@ def doctor(data_dir: str | None, device: str | None) -> None:
     If data or a package is missing, the command that installs it is printed. The exit code is 1 only if
     something that every command needs does not work.
 
-    With --device, the command instead computes losses, eigenvalues, short trainings and more of a few small
-    networks, on the CPU and on that device. It prints a table of the differences, which you can paste into an
-    issue. This takes a minute or two. The exit code is then 1 if a difference is larger than allowed.
+    With --device, the command instead makes the same computations (losses, eigenvalues, short trainings and
+    others) on the CPU and on that device, with small networks. It prints a table of the differences, which
+    you can paste into an issue. This takes a minute or two. The exit code is then 1 if a difference is larger
+    than allowed.
 
     Args:
         device: Compare this device with the CPU, call by call.

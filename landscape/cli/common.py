@@ -101,7 +101,7 @@ class Target:
         context = click.get_current_context()
         # Parameter -> the longest flag of its option: --output, not -o.
         flags = {str(parameter.name): max(parameter.opts, key=len) for parameter in context.command.params}
-        settings = {flags[name]: value for name, value in context.params.items() if name not in _NO_SETTINGS}
+        settings = {flags[name]: value for name, value in context.params.items() if name not in _NOT_SETTINGS}
         call = {"command": context.command.name, "source": [*sources], **settings}
         with self.opened(default) as file:
             results_of_call = file.once(call, computed_and_printed)
@@ -113,7 +113,7 @@ class Target:
 
 TARGET = group(Target)
 #: Parameters of commands on which the numbers of a result do not depend, and files, which have a SHA-256.
-_NO_SETTINGS = ("checkpoints", "files", "output", "replace", "picture", "device", "data_dir")
+_NOT_SETTINGS = ("checkpoints", "files", "output", "replace", "picture", "device", "data_dir")
 
 
 def check_targets(path: Path | None, picture: str | None) -> None:

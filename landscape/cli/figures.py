@@ -177,9 +177,9 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[dict[str, Any]
     if missing:
         with common.progress_bar(entry.name) as bar:
             dataclasses.replace(context, progress=bar).train(missing)
-    missing_count = len(context.missing())
-    if missing_count:
-        common.message(f"  {missing_count} of {count} runs have not ended")
+    still_missing = len(context.missing())
+    if still_missing:
+        common.message(f"  {still_missing} of {count} runs have not ended")
     try:
         with common.progress_bar(f"{entry.name}: analyses"):
             conclusion, pictures = pages.draw(entry, context, output)
@@ -187,4 +187,4 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[dict[str, Any]
         return None, False
     common.print_values(f"{entry.name}: {conclusion}")
     common.print_files(*pictures)
-    return {"name": entry.name, "conclusion": conclusion}, not missing_count
+    return {"name": entry.name, "conclusion": conclusion}, not still_missing

@@ -168,8 +168,8 @@ def recipes(name: str | None) -> None:
         landscape recipes mnist-fig2a-dpsgd > mine.toml
     """
     summaries = built_in_recipes.recipes(name)
-    # One recipe: a built-in name, which is a key of ``summaries``, or a file, which matches no built-in name.
-    # ``recipe.read`` below raises an error for a pattern that matches nothing.
+    # A built-in recipe is printed if its name is given. A name without any summary is that of a file, or
+    # ``recipe.read`` below raises an error.
     if name and (name in summaries or not summaries):
         if name in summaries:
             text, description = json.loads(gzip.decompress(RECIPES.read_bytes()))[name]

@@ -57,8 +57,8 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
     Args:
         by: Print only a table of λ_max, λ_min and trace, for all parameters and for each group of parameters:
             block (h.3, layer1.0), layer, parameter, or names, prefixes and patterns (*.bias).
-        precondition: Use P^{-1/2} H P^{-1/2}, with P from the state of the optimizer: Adam, AdamW, RMSprop,
-            LARS or LAMB.
+        precondition: Use P^{-1/2} H P^{-1/2}, with P from the state of the optimizer, which must be Adam,
+            AdamW, RMSprop, LARS or LAMB.
         parts: Use only the diagonal block of the parameters with this name (1.weight) or prefix (1); can be
             repeated.
 
@@ -115,11 +115,12 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
     The noise scale is the batch, in samples of the training set, at which noise and gradient are equal in
     size.
 
-    The noise scale is estimated twice: from gradients at w_a, the mean weights of each CKPT's n learners; and
-    from the means of the learners' own gradients. A learner takes its gradient over 1/n of the batch, at the
-    weights that the run's update rule chooses (SSGD: w_a). Both values are printed with standard errors. Also
-    prints tr Σ and ‖g‖² as a training measures them in one step, from the differences between the n learners'
-    gradients. The spread of the learners' weights adds to these differences.
+    Two estimates are printed with standard errors. The first is from gradients at w_a, the mean weights of
+    each CKPT's n learners. The second is from gradients as in a training step: each learner takes its own
+    gradient over 1/n of the batch, at the weights that the run's update rule chooses (SSGD: w_a), and the
+    estimate uses the mean over the learners. Also prints tr Σ and ‖g‖² as ``landscape train`` records them,
+    from the differences between the learners' gradients in one step. The spread of the learners' weights adds
+    to these differences.
 
     Args:
         no_learners: Measure only at w_a, without the learners' own gradients.
@@ -256,12 +257,12 @@ def stability(
 
     These rates depend on the delay τ and on the momentum.
 
-    Without a CKPT, prints the largest stable ηλ_max; with --lr, also the learning rates that have the same
-    stable minima as --lr. With a CKPT, measures λ_max over the split at w_a, the mean weights of the
+    Without a CKPT, prints the largest stable ηλ_max for each delay; with --lr, also the learning rate that
+    has the same stable minima as --lr in its own setting. With a CKPT, measures λ_max over the split at w_a, the mean weights of the
     learners, and prints the learning rates above which training leaves this minimum.
 
     Args:
-        lr: Learning rate in use; also print the learning rates with the same stable minima.
+        lr: Learning rate in use; also print, for each delay, the learning rate with the same stable minima.
         from_delay: Delay with which --lr is in use.
         from_momentum: Momentum with which --lr is in use.
         from_form: Form of --from-momentum.
@@ -347,7 +348,7 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
     the table.
 
     Args:
-        groups: Compare groups of CKPTs, with errors over the CKPTs of a group. With "recipe", runs whose
+        groups: Compare groups of CKPTs; errors are from the spread in each group. With "recipe", runs whose
             recipes differ only in the seed form a group. With NAME=COUNT,…, the first COUNT CKPTs form the
             first group, and so on. A test needs at least 3 CKPTs in each group.
 
@@ -365,8 +366,8 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
         notes = [f"the data is {name}, not that of the checkpoints" for name in data_names if name]
         return replace(result, notes=(*result.notes, *notes))
 
-    # One job with all runs, from which the name and the sources of the file are made. ``compute`` itself
-    # takes the runs from ``sides``.
+    # The name and the sources of the result's file come from ``runs``. ``compute`` ignores this argument: it
+    # has the runs in ``sides``.
     analysis.compute("compare", [tuple(runs)], compute, describe=print_comparison)
 
 
@@ -430,7 +431,9 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
     check_networks(runs)
     options: dict[str, Any] = {"exact": True if exact is None else exact}  # True: evaluate all averages
     if by_factor:
-        options["factors"] = ()  # no names of factors A and B, so that no products BA are formed
+        # By default each pair of factors A and B, found by their names, is averaged as its product BA.
+        # Without names, factors are averaged as they are.
+        options["factors"] = ()
     # Opening a file of another program converts its weights. An average is made in the original dtypes, so
     # the path of such a file is passed on.
     members = [run.path if run.algorithm == IMPORTED and run.path else run for run in runs_and_base]

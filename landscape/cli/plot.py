@@ -198,7 +198,7 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
 
     spreads = [run.weights.double() - run.weights.double().mean(0) for run in runs]
     unit_spreads = torch.cat([spread / spread.norm() for spread in spreads])  # frames × n rows, P columns
-    # film.source gives each run its data, on the CPU.
+    # film.source.of() opens a checkpoint with its data, on the CPU.
     first_problem = film.source.of(runs[0], "cpu").problem()
     directions = learners_plane(first_problem, unit_spreads).directions
     # The learners' coordinates in the plane at each checkpoint, (n, 2).

@@ -132,7 +132,7 @@ def _train(recipe: Recipe | None, folder: str, timeout: float, options: dict[str
             common.print_values(end_of_run_line(end), run=final_numbers(end), next=advice)
             common.print_files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
-    # The launcher of --nproc checks for divergence itself.
+    # With --nproc there is a launcher store, and the launching process checks for divergence.
     if children.launcher_store() is None:
         _check_divergence(end, folder, rank)
 
