@@ -258,8 +258,8 @@ def stability(
     These rates depend on the delay τ and on the momentum.
 
     Without a CKPT, prints the largest stable ηλ_max for each delay; with --lr, also the learning rate that
-    has the same stable minima as --lr in its own setting. With a CKPT, measures λ_max over the split at w_a, the mean weights of the
-    learners, and prints the learning rates above which training leaves this minimum.
+    has the same stable minima as --lr in its own setting. With a CKPT, measures λ_max over the split at w_a,
+    the mean weights of the learners, and prints the learning rates above which training leaves this minimum.
 
     Args:
         lr: Learning rate in use; also print, for each delay, the learning rate with the same stable minima.
