@@ -98,6 +98,14 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves are as frequent as may be, on the batched path after four points."""
+    monkeypatch.setattr("landscape.evaluation.grid.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("landscape.evaluation.grid.SAVE_RATIO", 0.0)
+    monkeypatch.setattr("landscape.evaluation.evaluate.block_size", lambda *_: (1000, 4))  # samples, points
+
+
+@pytest.fixture
 def start() -> Callable[..., subprocess.Popen[bytes]]:
     """Start ``landscape ARGS`` as a process of its own, one thread, nothing on its output."""
 

@@ -29,7 +29,7 @@ from benchmarks.surfaces import (
 )
 from landscape import InputError, Problem, Surface
 from landscape.core.hdf5 import Array
-from landscape.evaluation import adaptive, grid
+from landscape.evaluation import adaptive
 from landscape.evaluation.fit import Fit
 from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, follow
 from landscape.evaluation.part import part_of
@@ -112,9 +112,7 @@ def test_a_network_that_is_flat_but_for_rounding_is_computed_at_all_points() -> 
 
 
 def test_islands_of_nan_between_the_coarse_points_are_found() -> None:
-    def island(
-        x: Array, y: Array
-    ) -> Array:  # of 1.5%, in the middle of the widest cell of the coarsest level
+    def island(x: Array, y: Array) -> Array:  # of 1.5%, in the widest cell of the coarsest level
         return _with(1 + x * x + y * y, np.hypot(x - 0.1, y - 0.1) < np.sqrt(0.06 / np.pi), np.nan)
 
     truth = _at(island)
@@ -190,9 +188,7 @@ def test_a_network_is_within_the_stated_error_with_a_part(span: float) -> None:
         assert 0.01 * error <= stated
 
 
-def test_an_unfinished_surface_with_a_part_goes_on_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
+def test_an_unfinished_surface_with_a_part_goes_on_to_the_same_bits(often: None) -> None:
     problem, saved = _many(), list[Surface]()
     wanted: dict[str, Any] = {"grid": 41, "span": 1.0, "interpolation_tol": "1%"}
     whole = _contour(problem, **wanted, execution=landscape.Execution(save=saved.append))
@@ -319,10 +315,7 @@ def test_accuracy_is_left_out_where_it_is_too_rough() -> None:
     assert np.isfinite(surface.loss).all()
 
 
-def test_an_unfinished_surface_goes_on_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
-    monkeypatch.setattr("landscape.evaluation.evaluate.block_size", lambda *_: (1000, 8))
+def test_an_unfinished_surface_goes_on_to_the_same_bits(often: None) -> None:
     problem, saved = problems.mlp(), list[Surface]()
     wanted: dict[str, Any] = {"grid": (31, 29), "span": 2.0, "interpolation_tol": "0.3%"}
     whole = _contour(problem, **wanted, execution=landscape.Execution(save=saved.append))

@@ -30,14 +30,6 @@ from tests.groups import Group, together
 from tests.test_cli import one_line
 
 
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saves are as frequent as may be, on the batched path after four points."""
-    monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
-    monkeypatch.setattr(evaluate, "block_size", lambda *_: (1000, 4))  # samples, points
-
-
 def on_from(previous: Surface) -> landscape.Execution:
     return landscape.Execution(previous=previous)
 

@@ -12,7 +12,6 @@ import landscape
 from landscape import Execution, InputError, OperationError, Problem
 from landscape.core import files
 from landscape.core.errors import DataWarning
-from landscape.evaluation import grid
 from landscape.training.recipes.recipe import read
 from landscape.training.run.launch import launch
 from tests import problems
@@ -62,11 +61,8 @@ def test_several_results_are_found_again_in_any_order(problem: Problem, path: Pa
 
 @pytest.mark.parametrize("kind", ["contour", "hessian_grid"])
 def test_an_interruption_keeps_what_was_saved(
-    kind: str, problem: Problem, path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, problem: Problem, path: Path, often: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(grid, "SAVE_RATIO", 0.0)
-    monkeypatch.setattr("landscape.evaluation.evaluate.block_size", lambda *_: (1000, 4))
     monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_POINTS", 2)
     analysis, plane = getattr(landscape, kind), landscape.random_plane(problem)
 
