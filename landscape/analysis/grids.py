@@ -105,8 +105,7 @@ def contour(
         problem: the loss, evaluated in eval mode; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 50 × 50 (DPSGD-2020, section 4.1).
-        span: x and y are in [−span, span]; default: ``plane.span``, in which all markers of the plane lie, or
-            0.1 for a plane without markers.
+        span: x and y are in [−span, span]; default: ``plane.span``, or 0.1 if the plane has no markers.
         bn: BatchNorm's statistics: "center" (the model's), "recalibrate" (estimated again at each point) or
             "train" (each batch's); default: "recalibrate" if the networks on the plane have different
             statistics, else "center".
@@ -476,8 +475,7 @@ def hessian_grid(
         problem: the loss; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: the number of points (nx, ny), or one for both axes; default: 4 × 4 (DPSGD-2020, section 4.1).
-        span: x and y are in [−span, span]; default: ``plane.span``, in which all markers of the plane lie, or
-            0.1 for a plane without markers.
+        span: x and y are in [−span, span]; default: ``plane.span``, or 0.1 if the plane has no markers.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products per point.
         search: "auto": to save time, the search may begin with products on only the samples with the most
