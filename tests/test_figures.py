@@ -338,7 +338,7 @@ def test_points_that_did_not_converge_do_not_count(
     monkeypatch.setattr(landscapes, "score", lambda run, quantity: 10.0)
     drawing = found.draw(context)
     assert outcome(judged(found.judge, drawing.rows)) == "undecided"
-    assert "At chance stayed runs of SENet-18 with SSGD, SENet-18 with DPSGD" in drawing.remark
+    assert "do not count in the verdict: SENet-18 with SSGD, SENet-18 with DPSGD" in drawing.remark
 
 
 def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

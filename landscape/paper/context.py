@@ -245,7 +245,10 @@ class Context:
             self.progress(ended_count / len(jobs))
 
         def show_progress(share: float) -> None:
-            """Report the progress of all runs; ``share`` of the only run in training is done."""
+            """Report the progress of all runs, given the completed ``share`` of the present run.
+
+            train_runs calls this function only if it trains one run at a time.
+            """
             self.progress((ended_count + share) / len(jobs))
 
         train_runs(
@@ -335,7 +338,7 @@ class Context:
 
         Raises:
             OutOfTimeError: there is no file, and the time budget is used up.
-            OperationError: the file is damaged; after it is deleted, the results are computed again.
+            OperationError: the file is damaged. It is neither deleted nor replaced.
         """
         point_list = [points] if isinstance(points, Point) else list(points)
         versions = [version_of(function) for function in functions]

@@ -168,17 +168,17 @@ def seconds_of(context: Context, runs: Iterable[Recipe], seconds_by_kind: dict[s
             seconds_by_kind[kind] = seconds_a_sample(context, run)
         spec = run.spec("data")
         dataset = context.dataset(spec.name, spec.options)
-        train, test = samples_of(dataset.train), samples_of(dataset.test)
+        train_samples, test_samples = samples_of(dataset.train), samples_of(dataset.test)
         monitor = run.monitor
-        monitored = monitor.samples or train
+        monitored_samples = monitor.samples or train_samples
         instruments_every = monitor.every if monitor.instruments else 0
-        passes = (  # (gradients of a pass, steps from one pass to the next; 0: never)
-            (run.decompose.samples or train, run.decompose.every),
-            (test / 3, run.evaluate.every),  # a loss takes a third of the time of a gradient
-            (SHARPNESS_PASSES * monitored, monitor.sharpness),  # λ_max every ``sharpness`` steps
-            (EIGENVECTOR_PASSES * monitor.k * monitored, instruments_every),
+        measurements = (  # (gradients of a measurement, steps from one measurement to the next; 0: never)
+            (run.decompose.samples or train_samples, run.decompose.every),
+            (test_samples / 3, run.evaluate.every),  # a loss takes a third of the time of a gradient
+            (SHARPNESS_PASSES * monitored_samples, monitor.sharpness),  # λ_max every ``sharpness`` steps
+            (EIGENVECTOR_PASSES * monitor.k * monitored_samples, instruments_every),
         )
-        gradients_a_step = run.batch + sum(count / every for count, every in passes if every)
+        gradients_a_step = run.batch + sum(count / every for count, every in measurements if every)
         total += run.steps * gradients_a_step * seconds_by_kind[kind]
     return total
 

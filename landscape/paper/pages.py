@@ -58,7 +58,8 @@ def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path
         The verdict in words, and the paths of the pictures.
 
     Raises:
-        OutOfTimeError: the budget is used up before the runs and analyses of the figure have ended.
+        OutOfTimeError: a run that the figure needs has not ended, or the time budget is used up before all
+            analyses are made.
         OperationError: a run or a file could not be made.
     """
     from landscape.plots.style import style  # here, because it imports matplotlib, which only drawing needs
@@ -67,8 +68,8 @@ def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path
     records = [record for record in all_records if record]
     all_ended = len(records) == len(all_records)
     if not all_ended and not (figure.partial and records):
-        context.pack(complete=False)  # keeps what is finished in the archives of the figure
-        raise OutOfTimeError
+        context.pack(complete=False)  # finished runs and analyses go into the archives of the figure
+        raise OutOfTimeError  # the caller trains all runs first, so the time did not suffice
     while True:  # each attempt to draw ends with the return, an error, or the training of a run that it needs
         context = context.of(context.cells)  # a new one, without the analyses of the attempt before
         try:
@@ -102,10 +103,11 @@ def write(
     name, scale, csv_text = figure.name, context.scale, table(drawing.rows)
     judgment = verdict(name, scale, csv_text, drawing.remark)
     folder.mkdir(parents=True, exist_ok=True)
-    # In the table "results" of figures.toml, a line "-PICTURE: TITLE" has the title of NAME-PICTURE.png.
+    # The effects are the tests of the claim. Their answers select a text of the table "results" of
+    # figures.toml. A line "-PICTURE: TITLE" of this text has the title of NAME-PICTURE.png.
     title_lines = [line for line in _result_lines(name, scale, judgment["effects"]) if line.startswith("-")]
     titles = {"": judgment["finding"], **dict(line.split(": ", maxsplit=1) for line in title_lines)}
-    texts = set_titles_and_captions(figure, context, drawing, titles)
+    picture_text = set_titles_and_captions(figure, context, drawing, titles)
     pictures = [folder / f"{name}{suffix}.png" for suffix in drawing.pictures]
     for path, picture in zip(pictures, drawing.pictures.values(), strict=True):
         plots.save_figure(picture, path)
@@ -117,9 +119,10 @@ def write(
         "note": figure.note(context),
         "command": f"landscape figures {name} --scale {scale}",
         "seconds": round(seconds, 1),
-        "numerics": dict(sorted(context.versions.items())),  # function or "training" -> version
+        # Name of a numerical function, or "training" -> version number.
+        "numerics": dict(sorted(context.versions.items())),
         "pictures": [path.name for path in pictures],
-        "words": explanations(texts),
+        "words": explanations(picture_text),  # of the terms that occur in the pictures
         "compared": [dataclasses.asdict(compared) for compared in drawing.compared],
         "remark": drawing.remark,
     }
@@ -176,8 +179,8 @@ def set_titles_and_captions(
 ) -> str:
     """Set the titles and the captions of the pictures of ``drawing``.
 
-    A caption begins with the figure in the paper, the scale and the title, such as "DPSGD-2020, Figure 1,
-    laptop scale: TITLE.". The caption with which the picture was drawn follows, and the caption in
+    A caption begins with ``where`` and ``title`` of the figure and with the scale, such as "DPSGD-2020,
+    Figure 1, laptop scale: TITLE.". The caption with which the picture was drawn follows, and the caption in
     figures.toml.
 
     Args:
@@ -235,9 +238,9 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
             continue
         try:
             entry = json.loads(read_regular(path, MAX_BYTES).decode())
-            # A damaged entry raises an error here: the texts of README.md and NAME.md are made without being
-            # used. They need a verdict. That of the smoke scale needs no CSV file.
+            # The pages need a verdict. At smoke scale a verdict needs no CSV file.
             trial_entry = entry | verdict(name, "smoke", "")
+            # Only a check, in which a damaged entry raises an error. The texts of the pages are not used.
             front({name: trial_entry})
             details(name, trial_entry)
             path = path.with_suffix(".csv")  # an error from here on names the CSV file

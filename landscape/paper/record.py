@@ -168,6 +168,7 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
             raise ValueError("steps that are not finite, do not increase or are below 1")
         curves.append(columns)
     sample_counts = {split: int(data[split]) for split in ("train", "test")}
+    # ``numerics`` is a version number. ``diverged`` says what diverged: "mean", "learners" or "".
     record = Record(
         version=str(values["version"]), recipe=recipe,
         data={**data, "options": dict(data["options"]), **sample_counts},
@@ -176,7 +177,7 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
         diverged_at=int(values["diverged_at"]), seconds=float(values["seconds"]),
     )  # fmt: skip
     numbers_are_possible = record.data["train"] >= 1 and record.step >= 0 and 0 <= record.seconds < math.inf
-    if not numbers_are_possible or record.diverged not in DIVERGED:  # "mean", "learners" or ""
+    if not numbers_are_possible or record.diverged not in DIVERGED:
         raise ValueError("values that no run can have")
     last_step = max((curve["step"][-1] for curve in curves if len(curve["step"])), default=0)
     if last_step > record.step:

@@ -92,6 +92,7 @@ def _draw_times(result: RunTimes) -> Figure:
     style.log_axis(axes[0].yaxis)
     axes[0].set_ylabel("time per step (s, log scale)")
     text = result.label.replace("\n", "; link: ") + "."  # the label's second line describes the link
+    # The legend has the entries of the first panel. The second panel has the same entries.
     return finish(picture, "Predicted time per step: SSGD, and DPSGD by topology", text, axes[:1], ncols=3)
 
 
@@ -198,12 +199,13 @@ def _loopback(context: Context) -> Drawing:
         options = {**context.sizes, "processes": processes}
         make = functools.partial(_measured, **options)
         run_times = context.cached(RunTimes, points=[], settings=options, make=make, functions=[predict])
-        # Each round has two results, the prediction and the measurement. The table calls a round a seed.
+        # Each round has two results, the prediction and the measurement. In the table, the number of a round
+        # is in the column "seed".
         rounds = zip(run_times[::2], run_times[1::2], strict=True)
-        for seed, (predicted, measured) in enumerate(rounds):
+        for round_number, (predicted, measured) in enumerate(rounds):
             columns = {
                 "processes": processes,
-                "seed": seed,
+                "seed": round_number,
                 "measured_s": _times(measured).set_index("algorithm")["step_s"],
                 "predicted_s": _times(predicted).set_index("algorithm")["step_s"],
             }

@@ -32,7 +32,7 @@ RESIDUAL, NEAR = 0.05, (0.67, 1.5)
 PLATEAU, ERROR, RISE = "plateau_lr_lambda_max", "test_error_percent", "median_rise_nat"
 # The history's column with the largest stable ηλ of a run's rule, NaN where nobody has it (in the CSV it is
 # "limit"); and the CSV's column with the largest ηλ_max of a run.
-LIMIT, SHARPNESS = "lr_lambda_limit", "largest_lr_lambda_max"
+LIMIT_IN_HISTORY, SHARPNESS = "lr_lambda_limit", "largest_lr_lambda_max"
 
 
 def named(setting: str) -> str:
@@ -90,8 +90,8 @@ def _edge(context: Context) -> Drawing:
     """
 
     def measure(run: Ended) -> dict[str, Any]:
-        values = {PLATEAU: plateau(run.end), "limit": last(run.end, LIMIT), ERROR: test_error(run.end)}
-        return values | {"diverged": run.end.diverged}
+        values = {PLATEAU: plateau(run.end), "limit": last(run.end, LIMIT_IN_HISTORY)}
+        return values | {ERROR: test_error(run.end), "diverged": run.end.diverged}
 
     rows = context.table(measure)
     rates = distinct(rows, "lr")
@@ -100,8 +100,8 @@ def _edge(context: Context) -> Drawing:
         awc_panel, atc_panel = axes[column], axes[column + len(rates)]
         for name in distinct(rows, "setting"):
             color, is_atc = look_of(name)
-            ends = [run.end for run in context.ended(lr=rate, setting=name)]
-            curves = [pd.Series(end.history["lr_lambda_max"], end.history["step"]) for end in ends]
+            checkpoints = [run.end for run in context.ended(lr=rate, setting=name)]
+            curves = [pd.Series(c.history["lr_lambda_max"], c.history["step"]) for c in checkpoints]
             seed_curves = pd.concat([curve[np.isfinite(curve)] for curve in curves], axis=1).sort_index()
             own_panels = [atc_panel] if is_atc else [awc_panel]
             if name == "SSGD":
@@ -110,7 +110,7 @@ def _edge(context: Context) -> Drawing:
                 ax.plot(seed_curves, color=color, lw=0.4, alpha=0.4)
                 # SSGD's lines are wider: they can be seen behind equal lines of DPSGD in ATC order.
                 ax.plot(seed_curves.median(axis=1), color=color, lw=3.0 if name == "SSGD" else 1.5)
-                ax.axhline(last(ends[0], LIMIT), color=color, lw=1.2, ls="--")
+                ax.axhline(last(checkpoints[0], LIMIT_IN_HISTORY), color=color, lw=1.2, ls="--")
     for ax, (order, rate) in zip(axes, itertools.product(("AWC", "ATC"), rates), strict=True):
         ax.set(title=f"α = {rate:g}, DPSGD in {order} order", xlabel="step")
     for ax in axes[:: len(rates)]:
@@ -360,16 +360,16 @@ def _picture(rows: Rows, limits: Any, subject: str) -> Any:
     batches, quantities = distinct(rows, "batch"), LAYOUT[subject]
     picture, axes = panels(len(quantities), len(batches), 3.5, 2.3, sharey="row")
     cells = itertools.product(quantities, batches)
-    for ax, ((column, label, scale), batch) in zip(axes, cells, strict=True):
+    for ax, ((csv_column, label, scale), batch) in zip(axes, cells, strict=True):
         for name in distinct(rows, "setting"):
             color, is_atc = look_of(name)
-            curve = _curve(select(rows, batch=batch, setting=name), column)
+            curve = _curve(select(rows, batch=batch, setting=name), csv_column)
             # SSGD's lines are wider: they can be seen behind equal lines of DPSGD in ATC order.
             extra_width = 2.0 if name == "SSGD" else 0.0
             ax.plot(curve.index, curve, color=color, ls="--" if is_atc else "-", lw=1.4 + extra_width)
-            if column.startswith("lr_"):  # a learning rate times a curvature, to which the limit applies
+            if csv_column.startswith("lr_"):  # a learning rate times a curvature, to which the limit applies
                 ax.axhline(limits[batch, name], color=color, lw=1.0 + extra_width, ls=":")
-        if column == "noise_scale":
+        if csv_column == "noise_scale":
             ax.axhline(batch, color=DARK, lw=1.0, ls="-.")
         ax.set_yscale(scale)
         ax.locator_params(axis="x", nbins=5)
@@ -468,7 +468,7 @@ def _rates(context: Context) -> Drawing:
             ERROR: chance if end.diverged else test_error(end),
             "chance_percent": chance,
             SHARPNESS: float(finite_sharpness.max()),
-            "limit": last(end, LIMIT),
+            "limit": last(end, LIMIT_IN_HISTORY),
             "diverged": end.diverged,
         }
 
@@ -483,10 +483,10 @@ def _rates(context: Context) -> Drawing:
     for task_rows in rows_of_tasks:
         what = f"largest rate at which every seed converges, {task_rows['task'].iloc[0]}"
         for algorithm, log2_rates in largest_log2_rates(task_rows).items():
-            # Every seed converges up to the smallest of the seeds' largest rates. A seed that converges at no
-            # rate has a number below log2 of all rates (largest_log2_rates).
-            smallest = log2_rates.min()
-            text = f"{2.0**smallest:.4g}" if smallest >= np.log2(task_rows["lr"].min()) else "none"
+            # log2 of the largest rate up to which every seed converges. If a seed converges at no rate, this
+            # number is below log2 of the lowest rate.
+            log2_rate = log2_rates.min()
+            text = f"{2.0**log2_rate:.4g}" if log2_rate >= np.log2(task_rows["lr"].min()) else "none"
             compared.append(Compared(f"{what}, {algorithm}", text))
     shared_legend(picture, axes, ncols=4)
     caption(picture, _POINTS)

@@ -59,6 +59,7 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
     surfaces_of_seed_0 = list[Surface]()
 
     def measure(run: Ended) -> dict[str, Any]:
+        # run.end has the history. run.last has the weights of the last step.
         label, end = "{algorithm}, seed {seed}".format(**run.values), run.end
         surface = context.contour(run.last, label)
         if end.seed == 0:
@@ -77,6 +78,7 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
     rows = context.table(measure)
     paper_errors = select(printed("figures"), figure=name).set_index("algorithm")["value"]
     with_paper = rows.assign(paper=rows["algorithm"].map(paper_errors))
+    # {algorithm} and {paper} are columns of ``with_paper``.
     compared = compare_with_paper(with_paper, "test error of {algorithm} (%)", ERROR, text, paper="{paper}")
     for surface in surfaces_of_seed_0:
         lowest, highest = np.nanmin(surface.loss), np.nanmax(surface.loss)
@@ -279,15 +281,15 @@ def _grids(
 ) -> Drawing:  # fmt: skip
     """Draw the grids of the runs of seed 0, and make a table of all points of the grids of all runs.
 
-    The drawing also has a text for each network and algorithm. For each run, the median of the column
-    ``value`` over its points is taken. The text is the :func:`.summary` of these medians.
+    For each run, the median of the column ``value`` over the points that count is taken. For each network and
+    algorithm, ``Drawing.compared`` has the :func:`.summary` of the medians of the runs.
 
     Args:
         make: a function that takes a run and a label, and returns the grid of the run.
         columns: a function that takes a grid, and returns the columns of its points by name, each an array
             (ny, nx).
         value: the name of one of these columns.
-        what: the words beside this text, as for :func:`.compare_with_paper`.
+        what: the words beside this summary, as for :func:`.compare_with_paper`.
         valid: the name of the column that says which points count (bool). Default: all points count.
     """
     grids_of_seed_0 = list[Any]()
@@ -310,11 +312,11 @@ def _grids(
     texts = [f"{median:.2g}" for median in select(medians, seed=0)[value]]
     _add_to_caption(picture, f"Seed 0; medians over the points: {', '.join(texts)}.")
     remarks = []
-    # The effects (``_effects``) leave out runs at chance. The medians above have these runs.
+    # The verdict is without the runs at chance (``_effects``). The medians above are of all runs.
     untrained = distinct(rows[rows["test_accuracy_percent"] < CHANCE], "model", "algorithm")
     if untrained:
         names = ", ".join(f"{model} with {algorithm}" for model, algorithm in untrained)
-        remarks.append(f"At chance stayed runs of {names}, which do not count.")
+        remarks.append(f"Runs that stayed at chance do not count in the verdict: {names}.")
     if valid and not rows[valid].all():
         left_out = rows[~rows[valid]].groupby(["model", "algorithm"], sort=False).size()
         texts = [f"{points} of {model} with {algorithm}" for (model, algorithm), points in left_out.items()]

@@ -247,8 +247,8 @@ def _add_table(
     """Register a table of the paper as a figure, which has our numbers beside the paper's, and no picture.
 
     The arguments come from the table printed.NAME of figures.toml. ``column`` and the values of ``where`` are
-    templates, which are filled with the values of a run's cell: "bs{_batch}" becomes "bs1024". RULE stands
-    for the cell's ``_rule`` in capitals: "{RULE}" becomes "DPSGD".
+    templates, which are filled with the settings of a run (``run.values``): "bs{_batch}" becomes "bs1024".
+    RULE stands for the run's ``_rule`` in capitals: "{RULE}" becomes "DPSGD".
 
     Args:
         name: the name of the figure.
@@ -256,8 +256,8 @@ def _add_table(
         column: the column with the paper's number for a run.
         where: column -> value, for the row with the paper's number for a run.
         quantity: what the numbers are, "test_accuracy" or "test_loss".
-        small: settings whose column ``at`` begins with this text have small batches. For them the paper only
-            claims that DPSGD is as good as SSGD. "": no settings.
+        small: a run has a small batch if its setting ``at`` begins with this text. For small batches the
+            paper only claims that DPSGD is as good as SSGD. "": no run has a small batch.
     """
 
     def draw(context: Context) -> Drawing:

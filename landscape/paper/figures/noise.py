@@ -75,7 +75,7 @@ def _eq4(context: Context) -> Drawing:
             return [noise_at(point) for point in run.points]
 
         # "along" has no meaning. It is kept because the name of the stored file is a hash of these settings.
-        results = context.cached(Noise, run.points, {"draws": draws, "along": True}, make, (noise,))
+        results = context.cached(Noise, run.points, {"draws": draws, "along": True}, make, functions=[noise])
         for name, result in itertools.product(_FORMS, results):
             value, error = result.means()[name]
             yield {"step": int(result.label), "estimate": name, "value": value, "standard_error": error}
@@ -92,8 +92,9 @@ def _eq4(context: Context) -> Drawing:
     axes[0].set_ylabel("Δ(2) (squared weights)")
     shared_legend(picture, axes[:1], ncols=4)
     ratios = _ratios_to_definition(rows)
-    # Each number but the first, "direct", is compared as a ratio to "direct". In the paper the ratios are 1.
-    names = list(_FORMS)[1:]
+    # Three of the four estimates are divided by the fourth, "direct", which is the definition. In the paper the
+    # ratios are 1.
+    names = [name for name in _FORMS if name != "direct"]
     compared = [Compared(f"{_FORMS[n]}, of the definition", summary(ratios[n], ".2g"), "1") for n in names]
     return Drawing({"": picture}, rows, compared)
 
@@ -157,9 +158,10 @@ def _split(context: Context) -> Drawing:
     axes[0].set_ylabel(r"share of DPSGD's noise $\Delta_{DP}$")
     shared_legend(picture, axes[:1], ncols=3)
     rows = pd.concat([table.astype(object) for table in tables], ignore_index=True)
-    # A row with the step "mean" stands for a run, and so for a seed.
-    seeds = select(rows, step="mean").groupby("figure").size().unique()
-    caption(picture, f"Medians and quartiles over 5% of the steps and {' or '.join(map(str, seeds))} seeds.")
+    # The number of seeds, such as "5", or "4 or 5" if the figures differ. A row with the step "mean" stands for
+    # one seed.
+    seed_counts = " or ".join(map(str, select(rows, step="mean").groupby("figure").size().unique()))
+    caption(picture, f"Medians and quartiles over 5% of the steps and {seed_counts} seeds.")
     return Drawing({"": picture}, rows, compared)
 
 
@@ -323,7 +325,8 @@ def _rules(context: Context) -> Drawing:
 
     The first picture has the rules that exchange in each step. The second has SSGD, and the rules whose
     learners are apart for several steps. The first network's first picture also has local SGD, DiLoCo and
-    MuLoCo: its title becomes the figure's finding, which rests on them.
+    MuLoCo, which the figure's claims are about. :func:`.pages.write` replaces the title of this picture by
+    the figure's finding.
     """
     tables, compared, pictures = [], list[Compared](), dict[str, Any]()
     colors = {run.values["rule"]: color_of(run.end.algorithm) for run in context.ended()}
@@ -339,7 +342,7 @@ def _rules(context: Context) -> Drawing:
 
         table = context.table(measure, network=network)
         tables.append(table)
-        rows = table.drop_duplicates(SAME_RUNS)  # the same run is drawn once, under its first rule
+        rows = table.drop_duplicates(SAME_RUNS)  # of rules that made the same run, the first is drawn
         is_first_network = not pictures
         network_suffix = "" if is_first_network else f"-{network.split(',')[0].lower()}"
         # Whether the row's rule has learners that are apart for several steps.
@@ -378,7 +381,7 @@ def _compared(rows: Rows) -> list[Compared]:
 
 
 def _rules_picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
-    """Draw a panel for each column that LAYOUT names, with a row for each rule.
+    """Draw a panel for each entry of LAYOUT["panels"], with a row for each rule.
 
     Points are means over the seeds, with confidence intervals. They are filled for iid data, and hollow for
     skewed data.

@@ -467,7 +467,8 @@ def _delay_minima(context: Context) -> Drawing:
         })  # fmt: skip
 
     rows = context.table(measure)
-    what = "largest rate that stays / predicted, {form}"  # {form} is a column, the form of momentum
+    # {form} is the column with the form of momentum. The argument form=".3f" is the format of a number.
+    what = "largest rate that stays / predicted, {form}"
     compared = compare_with_paper(rows, what, "ratio", paper="1", form=".3f")
     return Drawing({"": _draw_minimum(results[0])}, rows, compared, "The picture is of the first seed.")
 
