@@ -92,8 +92,8 @@ def _eq4(context: Context) -> Drawing:
     axes[0].set_ylabel("Δ(2) (squared weights)")
     shared_legend(picture, axes[:1], ncols=4)
     ratios = _ratios_to_definition(rows)
-    # Three of the four estimates are divided by the fourth, "direct", which is the definition. In the paper the
-    # ratios are 1.
+    # The definition is the estimate "direct". The other three estimates are divided by "direct". In the paper
+    # the ratios are 1.
     names = [name for name in _FORMS if name != "direct"]
     compared = [Compared(f"{_FORMS[n]}, of the definition", summary(ratios[n], ".2g"), "1") for n in names]
     return Drawing({"": picture}, rows, compared)
@@ -158,8 +158,8 @@ def _split(context: Context) -> Drawing:
     axes[0].set_ylabel(r"share of DPSGD's noise $\Delta_{DP}$")
     shared_legend(picture, axes[:1], ncols=3)
     rows = pd.concat([table.astype(object) for table in tables], ignore_index=True)
-    # The number of seeds, such as "5", or "4 or 5" if the figures differ. A row with the step "mean" stands for
-    # one seed.
+    # The number of seeds, such as "5", or "4 or 5" if the figures differ. A row with the step "mean" has the
+    # mean of one seed.
     seed_counts = " or ".join(map(str, select(rows, step="mean").groupby("figure").size().unique()))
     caption(picture, f"Medians and quartiles over 5% of the steps and {seed_counts} seeds.")
     return Drawing({"": picture}, rows, compared)
