@@ -23,9 +23,9 @@ from landscape.limits import (
     max_matching_momentum_step,
     max_matching_step,
     max_mixing_step,
-    max_paired_outer_step,
+    max_noloco_step,
     max_period_step,
-    max_random_delay_step,
+    max_random_worker_step,
     max_stable_step,
     max_tracking_step,
     polynomials,
@@ -157,7 +157,7 @@ def test_a_random_worker_against_all_second_moments(workers: int) -> None:
         m[k] = m[0]
         return m
 
-    edge(max_random_delay_step(workers), lambda h: moments([step(h, k) for k in range(1, workers + 1)]))
+    edge(max_random_worker_step(workers), lambda h: moments([step(h, k) for k in range(1, workers + 1)]))
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2])
@@ -256,7 +256,7 @@ def test_noloco_is_stable_in_mean_square_up_to_its_limit(period: int) -> None:
         one = np.block([[apart + outer, momentum * apart], [outer, momentum * apart]])
         return np.kron(np.eye(2), apart) @ one
 
-    limit = max_paired_outer_step(period, lr, momentum, [RHO], drawn=True)
+    limit = max_noloco_step(period, lr, momentum, [RHO], drawn=True)
     edge(limit, lambda h: moments([step(h, mix) for mix in averages()]), width=0.02)
 
 

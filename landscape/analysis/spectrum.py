@@ -147,7 +147,7 @@ def spectrum(
     if largest_count:
         report = next_progress()
         target = SearchOptions(smallest_count, largest_count, residual_tol, max_products, report)
-        results.append(Eigenpairs(**operand.search(operand.start(), target, search)))
+        results.append(Eigenpairs(**operand.eigenpair_fields(operand.start(), target, search)))
         report(1.0)
     if "trace" in requested:
         results.append(traces.trace_of(operand, products, next_progress()))

@@ -181,7 +181,8 @@ class ChainHessian:
         # Layer i computes its output z. If i < last, act(z) = h is the input of layer i + 1. A chunk c has
         # the input of layer 0, c.x (samples, features), and for layer i these tensors (K, width, samples):
         #   i > 0:    c.h[i - 1], the input;    c.delta[i - 1] = ∂L/∂z
-        #   i < last: c.slopes[i] = act′(z);    c.curvatures[i] = act″(z)·∂L/∂h, or None if it is not used
+        #   i < last: c.slopes[i] = act′(z);    c.curvatures[i] = act″(z)·∂L/∂h
+        # c.curvatures[i] is None if act″ is zero, and for the Gauss-Newton matrix, which has no such term.
         for c in self.chunks:
             # Forward: rz and rh are the derivatives along v of a layer's output z and of the activation h.
             rzs: list[Tensor] = []
@@ -209,6 +210,8 @@ class ChainHessian:
                 r = _product(weights[i].mT, r)
                 if self.full:  # the Hessian, not its Gauss-Newton part
                     delta = c.delta[i - 1]
+                    # Add delta·rhᵀ. If all vectors share one θ, ``delta`` is (1, width, samples). Only the
+                    # second factor of _product may have this form. So (rh·deltaᵀ)ᵀ is computed.
                     sums[weight_name].add_(_product(rhs[i - 1], delta.mT).mT)
                     r = _product(v[weight_name].mT, delta, plus=r)
                 r = r * c.slopes[i - 1]

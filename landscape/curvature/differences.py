@@ -49,7 +49,7 @@ class Gradient:
     """∇L near some weights in one precision, computed as in training: by backward() in the module itself.
 
     Attributes:
-        coarse_dtype: the coarsest known precision in the forward and backward pass.
+        dtype_inside: the coarsest known precision in the forward and backward pass; the model may cast to it.
         problem: the loss in that precision, with the BatchNorm statistics at the weights.
     """
 
@@ -57,7 +57,7 @@ class Gradient:
         is_half = problem.checked.get(HALF_INSIDE) or problem.dtype in LOW
         converted = problem if dtype == problem.dtype else problem.to(dtype)
         self.problem, self.slots, self.dtype = converted.at(weights.to(dtype)), slots, dtype
-        self.coarse_dtype = torch.bfloat16 if is_half and dtype != torch.float64 else dtype
+        self.dtype_inside = torch.bfloat16 if is_half and dtype != torch.float64 else dtype
         self.sizes = [slot.size for slot in slots]
         self.weights = weights.to(widest_dtype(problem.device))
 
@@ -86,7 +86,7 @@ class Gradient:
 
     def steps(self) -> list[float]:
         """Return the steps, relative to the weights, from the coarsest to the finest."""
-        eps = torch.finfo(self.coarse_dtype).eps
+        eps = torch.finfo(self.dtype_inside).eps
         steps = [eps ** (1 / 3) * 4.0**-k for k in range(COARSEST, FINEST + 1)]
         return [step for step in steps if step >= LEAST * eps]
 
@@ -128,7 +128,7 @@ class Differences:
         if key not in problem.checked and problem.check != "off":
             self._check(weights)
             problem.checked[key] = True  # False below if its own precision has too large errors
-        may_serve = gradient.coarse_dtype not in LOW and problem.checked.get(key, True)
+        may_serve = gradient.dtype_inside not in LOW and problem.checked.get(key, True)
         if self.finest is not gradient and may_serve:
             problem.checked[key] = self._serves(gradient)
             self.gradients = gradient if problem.checked[key] else self.finest
@@ -217,7 +217,7 @@ class Differences:
 
     def _middle(self, g: Gradient) -> int:
         """Return the index of the best step for smooth networks."""
-        return min(MIDDLE.get(g.coarse_dtype, 0) - COARSEST, len(g.steps()) - 2)
+        return min(MIDDLE.get(g.dtype_inside, 0) - COARSEST, len(g.steps()) - 2)
 
     def _difference(self, g: Gradient, v: Tensor, step: float) -> tuple[Tensor, float]:
         """Return the product with ``v`` by one step, and the disagreement of its one-sided differences."""
@@ -239,7 +239,7 @@ class Differences:
             if disagreement <= self.limit * float(image.norm()):
                 return image
             g = self.finest
-        is_exact = g.coarse_dtype == torch.float64
+        is_exact = g.dtype_inside == torch.float64
         first = self._middle(g) + 1 if is_exact else self._middle(g)  # a finer step contains fewer kinks
         for step in g.steps()[first:]:
             image, disagreement = self._difference(g, v, step)
@@ -256,10 +256,12 @@ class Differences:
         """
         g = g or self.finest
         v, steps = self._in_weight_space(v), g.steps()  # steps: from the coarsest to the finest
-        differences: dict[int, tuple[Tensor, float]] = {}  # index of a step -> product, disagreement
+        # Index of a step -> the product, and how much the forward and the backward difference disagree.
+        differences: dict[int, tuple[Tensor, float]] = {}
         middle = self._middle(g)
         # The relative error at which no further step is tried: FINE, or well below GOAL (our choice).
-        goal = FINE if g.coarse_dtype == torch.float64 else GOAL / 3
+        # ``dtype_inside`` is the coarsest precision in the passes of the model, which may contain casts.
+        goal = FINE if g.dtype_inside == torch.float64 else GOAL / 3
         # The best step for smooth networks and its two neighbors, then finer steps, then coarser steps.
         order = [middle, middle - 1, middle + 1, *range(middle + 2, len(steps)), *range(middle - 2, -1, -1)]
         error, best = math.inf, middle
@@ -272,14 +274,18 @@ class Differences:
                 break
         image, _ = differences[best]
         gradient = self._gradients_at_weights[id(g)]
-        if self.root is not None:
+        if self.root is not None:  # products are those of RHR, and so differences of R·gradient
             gradient = self.root.to(gradient) * gradient
-        # With few parameters, the products by two steps often agree by chance. The error is therefore at
-        # least the rounding of gradients and weights.
-        eps = torch.finfo(g.coarse_dtype).eps
+        eps = torch.finfo(g.dtype_inside).eps
+        # Gradients have the relative error eps. Their difference is divided by ε.
         gradient_rounding = eps * float(self.ranks.norm(gradient)) / self._step_factor(v, steps[best])
-        rounding = gradient_rounding + eps * float(self.ranks.norm(image)) / steps[best]
-        return image, max(error, SAFETY * rounding / math.sqrt(self.ranks.size(v)))
+        # Weights have the relative error eps. The displacement εv is ``step`` times as long. So it has the
+        # relative error eps/step, and the product has the same.
+        weight_rounding = eps * float(self.ranks.norm(image)) / steps[best]
+        # With few parameters, the products by two steps often agree by chance. The error is therefore at
+        # least the rounding, divided by √P', times SAFETY.
+        least_error = SAFETY * (gradient_rounding + weight_rounding) / math.sqrt(self.ranks.size(v))
+        return image, max(error, least_error)
 
     def _error(self, differences: dict[int, tuple[Tensor, float]], k: int) -> float:
         """Return the estimated error of the product by step number ``k``.
@@ -349,7 +355,7 @@ class ShardedGradient(Gradient):
 
     def __init__(self, problem: ShardedProblem, weights: Tensor | None) -> None:
         self.problem: Any = problem
-        self.dtype, self.coarse_dtype = problem.dtype, problem.coarse
+        self.dtype, self.dtype_inside = problem.dtype, problem.coarse
         self.weights = problem.weights if weights is None else weights
 
     def __call__(self, step: Tensor | None = None) -> Tensor:

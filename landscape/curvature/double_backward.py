@@ -71,7 +71,7 @@ def in_full_precision(problem: Problem) -> Problem:
     weights or casts, once for each problem.
 
     Raises:
-        InputError: the model runs in half precision only.
+        NoSecondDerivative: the model runs in half precision only.
     """
     fit("problem", problem, Problem)
     is_half = problem.dtype in LOW
@@ -315,8 +315,10 @@ def check_gradient(small_problem: Problem, weights: Tensor, slots: Sequence[Slot
     on purpose (straight-through estimators). The derivative of such a gradient is no Hessian.
 
     The gradient is compared with central differences of the loss (:func:`_is_derivative`), in the widest
-    dtype of the device (usually float64) if the model can run in it, otherwise in the problem's dtype. Each
-    pair of a problem and ``slots`` is checked once.
+    dtype of the device (usually float64) if the model can run in it, otherwise in the problem's dtype.
+
+    The check is made once for each problem, ``slots`` and kind of BatchNorm statistics. ``small_problem``
+    shares its ``checked`` with the problem of all samples.
 
     Args:
         small_problem: the problem with a few samples.
@@ -348,10 +350,10 @@ def check_gradient(small_problem: Problem, weights: Tensor, slots: Sequence[Slot
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     """Return whether the gradient agrees with central differences of the loss.
 
-    The differences are taken along the gradient and along random directions. They are reliable if they exceed
-    the rounding of the loss, and if the differences over one step and over two steps agree. The step grows
-    until the differences along all directions are reliable. Unreliable differences are not compared: if all
-    are unreliable, the result is True.
+    The differences are taken along the balanced gradient (:func:`_balanced_gradient`) and along two random
+    directions. The differences are reliable if they exceed the rounding of the loss, and if the differences
+    over one step and over two steps agree. The step grows until the differences along all directions are
+    reliable. Unreliable differences are not compared: if all are unreliable, the result is True.
     """
     # Slightly displaced, because the weights may be on a kink of ReLU or max pooling.
     at = problem.weights.add(_random_move(problem, 0), alpha=0.01)
@@ -365,7 +367,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
         return (loss_ahead - loss_behind) / (2 * step)
 
     def direction_of(number: int) -> Tensor:
-        """Return direction 0 (the gradient's), 1 or 2 (random). All are zero outside of ``slots``."""
+        """Return direction 0 (the balanced gradient), 1 or 2 (random). All are zero outside of ``slots``."""
         if number == 0:
             return _balanced_gradient(problem, gradient, slots)
         return put(torch.zeros_like(at), slots, cut(_random_move(problem, number), slots))
@@ -376,7 +378,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     # Each step is 30 times as long as the one before (our choice).
     for step in (eps**0.5, 30 * eps**0.5, 900 * eps**0.5):
         all_reliable = True
-        for group in ((0,), (1, 2)):  # the gradient's direction; the two random directions together
+        for group in ((0,), (1, 2)):  # the balanced gradient; the two random directions together
             rows = []
             for number in group:
                 d = direction_of(number)  # one direction at a time, to save memory
@@ -496,7 +498,8 @@ def check_differences(
     scale = torch.maximum(norm(one_step), norm(two_steps))
     is_reliable = bool(norm(one_step, minus=two_steps) <= AGREEMENT * scale)
     limit = DISAGREEMENT * torch.maximum(scale, norm(image))
-    if is_reliable and not bool(norm(image, minus=one_step) <= limit):
+    agrees = bool(norm(image, minus=one_step) <= limit)  # False for NaN
+    if is_reliable and not agrees:
         raise NoSecondDerivative(
             "model or loss: its second derivative is wrong: products with the Hessian disagree with "
             f"differences of gradients (a detached part?){WHAT_TO_DO}"

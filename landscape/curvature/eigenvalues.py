@@ -146,10 +146,11 @@ def eigenpairs(
     weights = weights.to(problem.weights)
     needs_all = problem.layout.size < MIN_PARAMETERS or target.residual_tol < MIN_RESIDUAL_TOL
     may_use_subset = search == "auto" and not needs_all and problem.separable
-    search_with = _SubsetSearch(problem, weights, target, options)
-    subset = most_curved(problem, weights) if may_use_subset else problem
-    results = search_with(weights, [start] * len(weights), subset)
-    if subset is problem:
+    # Each call searches at some of the points, with products of the samples of a given problem.
+    search_points = _PointSearch(problem, weights, target, options)
+    search_problem = most_curved(problem, weights) if may_use_subset else problem
+    results = search_points(weights, [start] * len(weights), search_problem)
+    if search_problem is problem:
         return results
     # A search whose refinement failed is repeated with all samples, unless it has used up its products or a
     # residual is NaN or infinite.
@@ -158,16 +159,17 @@ def eigenpairs(
     if again:
         # The sum of the vectors that a search found has a component along each of these vectors.
         starts = [warm_start(results[i].vectors.sum(0), start) for i in again]
-        repeated = search_with(weights[again], starts, problem)
+        repeated = search_points(weights[again], starts, problem)
         for i, result in zip(again, repeated, strict=True):
             results[i] = replace(result, products=results[i].products + result.products)
     return results
 
 
-class _SubsetSearch:
-    """Searches at several weights with products of a subset of the samples, refined with all samples.
+class _PointSearch:
+    """Searches at several points, with products of some or all samples; results are refined with all samples.
 
     Args:
+        problem: the loss over all samples.
         weights: (K, P), all points that will be searched. Each call searches all or some of them.
     """
 
@@ -179,34 +181,35 @@ class _SubsetSearch:
         weight_bytes = _chain_bytes(problem, weights[0], options)
         budget = min(GRAPH_BYTES, spare())
         self._is_chain = weight_bytes is not None and weight_bytes * len(weights) <= budget
-        # For a single point, the search and its verification share the matrix of all samples.
+        # The matrix of all samples, which the search and its verification share; None for several points.
         has_one_point = self._is_chain and len(weights) == 1
-        self._one_point_matrix = self._chain(problem, weights) if has_one_point else None
+        self._matrix_of_all = self._chain(problem, weights) if has_one_point else None
 
     def _chain(self, problem: Problem, weights: Tensor) -> ChainHessian:
         return ChainHessian(problem, weights, matrix=self._options.matrix)
 
-    def __call__(self, weights: Tensor, starts: list[Tensor], subset: Problem) -> list[RitzPairs]:
+    def __call__(self, weights: Tensor, starts: list[Tensor], search_problem: Problem) -> list[RitzPairs]:
         """Return the eigenpairs at each of the points ``weights``, one a row.
 
-        The pairs are searched with the samples of ``subset``, from the vectors ``starts``, one for each
-        point. The pairs are then verified and refined with all samples.
+        The pairs are searched with the samples of ``search_problem``, from the vectors ``starts``, one for
+        each point. The pairs are then verified and refined with all samples.
         """
-        problem, one_point_matrix = self._problem, self._one_point_matrix
-        has_all = subset is problem
-        # The subset has most of the curvature. So the Hessian of its mean loss, times share, is nearly the
-        # Hessian of the mean loss of all samples.
-        share = subset.samples / problem.samples
+        problem = self._problem
+        has_all = search_problem is problem
+        # A subset has the samples with most of the curvature. The Hessians of the other samples are nearly
+        # zero. So the mean Hessian of all samples is nearly ``share`` times the mean Hessian of the subset.
+        share = search_problem.samples / problem.samples
         all_exact_products: Iterable[Products]  # products with all samples, for each point
         if self._is_chain:
-            matrix = one_point_matrix if one_point_matrix and has_all else self._chain(subset, weights)
+            # With all samples, a single point has a matrix already.
+            matrix = (self._matrix_of_all if has_all else None) or self._chain(search_problem, weights)
             products = _in_lockstep(matrix, share)
-            if one_point_matrix:
-                all_exact_products = [one_point_matrix]
+            if self._matrix_of_all:
+                all_exact_products = [self._matrix_of_all]
             else:  # a generator, so that one matrix is in memory at a time
                 all_exact_products = (self._chain(problem, theta[None]) for theta in weights)
         else:
-            operators = [self._options.at(subset, theta) for theta in weights]
+            operators = [self._options.at(search_problem, theta) for theta in weights]
 
             def products(rows: Tensor, running: list[int]) -> Tensor:
                 images = [operators[i]._images(row[None])[0] for i, row in zip(running, rows, strict=True)]
@@ -219,7 +222,7 @@ class _SubsetSearch:
         searches = [search_eigenpairs(start, self._target) for start in starts]
         results = run_in_lockstep(searches, products)
         search = str(problem.dtype).removeprefix("torch.")  # for the results' field of this name
-        search += "" if has_all else f", {subset.samples:,} of {problem.samples:,} samples"
+        search += "" if has_all else f", {search_problem.samples:,} of {problem.samples:,} samples"
         return [
             replace(verify_and_refine(result, exact_products, self._target.residual_tol), search=search)
             for result, exact_products in zip(results, all_exact_products, strict=True)
@@ -290,8 +293,8 @@ class Matrix:
             options: the function's keyword arguments about the matrix, such as ``weights`` and ``part``.
 
         Raises:
-            InputError: a subject of another kind, an unknown option, or an option that the operator or
-                pyhessian does not have.
+            InputError: a subject of another kind, an option that the operator or pyhessian does not have, or
+                a value that :class:`landscape.HessianOperator` refuses.
         """
         engine = options.get("engine", "landscape")
         if on_ranks(subject):  # a sharded model has an operator of its own, with products by differences only
@@ -335,7 +338,7 @@ class Matrix:
             return self.source
         return fast_hessian(self.source, self.weights, self.options)
 
-    def search(self, start: Tensor, target: SearchOptions, search: str = "auto") -> dict[str, Any]:
+    def eigenpair_fields(self, start: Tensor, target: SearchOptions, search: str = "auto") -> dict[str, Any]:
         """The fields of a result with the eigenvalues that ``target`` names, see :func:`eigenpairs`."""
         if isinstance(self.source, SymmetricOperator):
             pairs, _ = search_operator(self.source, start, target)
@@ -444,7 +447,7 @@ def extreme_eigenvalues(
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     operand = Matrix.of(problem, seed, about, **options, search=search, max_memory=max_memory)
     target = SearchOptions(1, 1, residual_tol, max_products, reporter(progress))  # one eigenvalue at each end
-    return ExtremeEigenvalues(**operand.search(operand.start(), target, search))
+    return ExtremeEigenvalues(**operand.eigenpair_fields(operand.start(), target, search))
 
 
 def top_need(problem: Any, k: Any, max_products: Any, part: Any, derivatives: Any, **_: Any) -> Need:
@@ -514,7 +517,8 @@ def top_eigenvalues(
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     options |= {"search": search, "max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **options)
-    target = SearchOptions(0, k, residual_tol, max_products, reporter(progress))  # no smallest, k largest
+    # No smallest eigenvalue, and the k largest.
+    search_options = SearchOptions(0, k, residual_tol, max_products, reporter(progress))
     start = operand.start()
     if initial is not None:
         vector = torch.as_tensor(initial)
@@ -523,4 +527,4 @@ def top_eigenvalues(
         ranks = ranks_of(operand.source)  # the processes that hold the vectors
         positive("initial: norm", float(ranks.norm(vector)))
         start = warm_start(vector.to(start), start, ranks)
-    return Eigenpairs(**operand.search(start, target, search))
+    return Eigenpairs(**operand.eigenpair_fields(start, search_options, search))

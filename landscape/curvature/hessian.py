@@ -21,7 +21,7 @@ from landscape.curvature import differences, double_backward
 from landscape.curvature.double_backward import holds_but_for_rounding
 from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES, NO_SECOND, difference_bytes, lacks_second
-from landscape.problem.batches import AGAIN, aligned, named_tensors, recomputes
+from landscape.problem.batches import OUTPUTS_ARE_RECOMPUTED, aligned, named_tensors, recomputes
 from landscape.problem.layout import Vector, check_recording, cut, differentiable, gradients, put, vector_of
 from landscape.problem.losses import finite_gradient
 from landscape.problem.problem import Problem, Run, problem_of
@@ -220,8 +220,9 @@ class HessianOperator(SymmetricOperator):
             except double_backward.NoSecondDerivative as error:
                 if must_be_exact:
                     raise
-                # A public function checks at its start that its memory is free. The bytes of differences are
-                # checked there only for a model that is already known to lack second derivatives.
+                # A public function checks at its start that the memory it needs is free. For a model that is
+                # already known to lack second derivatives, this includes the bytes of differences. For other
+                # models, the bytes of differences are checked here.
                 if not lacks_second(problem):
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[failure_key] = True
@@ -240,7 +241,7 @@ class HessianOperator(SymmetricOperator):
         Raise NoSecondDerivative if the model has no correct second derivative.
         """
         if recomputes(problem.model):  # activation checkpointing
-            raise double_backward.NoSecondDerivative(AGAIN)
+            raise double_backward.NoSecondDerivative(OUTPUTS_ARE_RECOMPUTED)
         problem = double_backward.in_full_precision(problem)
         weights = vector_of(weights, problem.weights)
         self.problem = problem.at(weights)
@@ -337,9 +338,9 @@ class HessianOperator(SymmetricOperator):
                 self._kept_chunks.append((chunk, share))
             yield chunk, share, not self._budget_is_spent
         self._keeps_all_chunks = not self._budget_is_spent
-        if self._budget_is_spent and self.problem.resident is None:
-            # An iterable may change the order of its batches, so a kept chunk could stand for another batch
-            # in the next pass. Therefore either all chunks are kept, or none.
+        if self._budget_is_spent and self.problem.resident is None:  # None: the data are an iterable
+            # The iterable may change the order of its batches. In the next pass, a kept chunk could then
+            # stand for another batch. Therefore either all chunks are kept, or none.
             self._kept_chunks = []
 
     def _build_chunk(self, x: Any, y: Any, seed: int | None) -> Chunk:
@@ -375,6 +376,8 @@ def check_symmetric(problem: Problem, weights: Tensor, operator: HessianOperator
 
 def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOperator) -> bool:
     """Return whether products of the matrix at ``weights`` (P,) are symmetric up to rounding.
+
+    The products are those of the first chunk of ``small_problem``, which has only a few samples.
 
     Raises NoSecondDerivative if products are NaN or infinite, or if differences of gradients contradict them.
     """
@@ -414,7 +417,8 @@ def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOper
     eps = torch.finfo(small_problem.dtype).eps
     # As in operators.rounding_of (our choice).
     rounding = 100 * float(double_backward.norm(nonlinearity)) + eps**0.5 * largest_norm
-    # The rounding is NaN if only the image of the sum has NaN; ``not … <=`` is True in this case.
+    # If only the image of the sum has NaN, ``rounding`` is NaN, and ``not … <=`` is True. (``max`` above has
+    # then ignored the NaN, and ``largest_norm`` is finite.)
     if not bool((forms - forms.T).abs().max() <= rounding):
         return False
     if operator.matrix == "hessian":
@@ -486,7 +490,7 @@ def gradient_curvature(
     (image,), (error,) = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
     g_squared = float(double(g) @ double(g))
     g_hessian_g = float(double(g) @ double(image))
-    if g_squared == 0:
+    if g_squared == 0:  # ``batch`` is the option of the public function that calls this one
         raise OperationError(f"batch: the gradient of a minibatch of {problem.samples} samples is zero")
     # For the error e of Hg, |gᵀe|/‖g‖² is at most ‖e‖/‖g‖.
     return g_hessian_g / g_squared, g_squared, error / math.sqrt(g_squared)

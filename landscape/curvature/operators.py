@@ -447,8 +447,8 @@ class KrylovSpace(NamedTuple):
     """The Ritz pairs of one Krylov space, and the space.
 
     In the orthonormal ``basis``, j rows (P,) in blocks, the operator is ``t`` (j, j). The image of the last
-    of these vectors has also the part ``rest`` (P,), orthogonal to the basis. ``first``: the tridiagonal t
-    and ‖rest‖ before the first restart.
+    of these vectors has also the part ``rest`` (P,), orthogonal to the basis. ``before_restart``: the
+    tridiagonal t and ‖rest‖ before the first restart.
     """
 
     values: Array
@@ -460,7 +460,7 @@ class KrylovSpace(NamedTuple):
     basis: list[Tensor]
     t: Array
     rest: Tensor
-    first: tuple[Array, float]
+    before_restart: tuple[Array, float]
 
 
 def krylov(
@@ -490,7 +490,8 @@ def krylov(
     max_basis = max_basis_size(low + high, vector_bytes, wants_several)
     min_basis = min_basis_size(low + high, vector_bytes) + 1
     vectors = Basis(start, count=min(max_basis, dimension) + 1, least=min_basis)
-    # A small matrix is searched to an invariant space; further spaces then find copies of eigenvalues.
+    # The space of a small matrix grows until it is invariant. search_eigenpairs then finds copies of repeated
+    # eigenvalues in further spaces.
     must_complete = wants_several and dimension <= max_basis
     if len(locked):
         start = projected(projected(start))  # the second projection removes rounding errors
@@ -525,10 +526,10 @@ def krylov(
             invariant = is_finite and (negligible(beta, radius, start.dtype) or i + 1 == dimension)
             chosen = np.arange(i + 1) if invariant else outer_indices(values, low, high)
             allowed = residual_tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
-            has_enough = i + 1 >= min(low + high, dimension) and not must_complete
+            residuals_decide = i + 1 >= min(low + high, dimension) and not must_complete
             residuals = beta * np.abs(rotation[-1, chosen])
-            converged = invariant or (has_enough and bool(np.all(residuals <= allowed)))
-            if has_enough and is_finite and radius:
+            converged = invariant or (residuals_decide and bool(np.all(residuals <= allowed)))
+            if residuals_decide and is_finite and radius:
                 report_ratio(float(np.max(residuals / allowed)))
             if invariant or not converged:
                 stable_values = None
@@ -547,8 +548,7 @@ def krylov(
             count_per_end = max(1, (j + 1) // (4 if low and high else 2))
             retained = outer_indices(values, count_per_end if low else 0, count_per_end if high else 0)
             combine(rows_of(vectors.first(j + 1)), rotation[:, retained].T)  # overwrites the first rows
-            if before_restart is None:
-                before_restart = (t[: j + 1, : j + 1].copy(), beta)
+            before_restart = before_restart or (t[: j + 1, : j + 1].copy(), beta)
             # t becomes diagonal; the next orthogonalization writes the couplings to the next vector.
             t[:] = 0
             t[range(len(retained)), range(len(retained))] = values[retained]
@@ -562,7 +562,7 @@ def krylov(
     return KrylovSpace(
         values=values[chosen], vectors=ritz_vectors, products=products, converged=converged,
         invariant=invariant, radius=radius, basis=basis, t=t, rest=w,
-        first=(t, beta) if before_restart is None else before_restart,
+        before_restart=before_restart or (t, beta),
     )  # fmt: skip
 
 
@@ -576,7 +576,7 @@ def upper_bound(t: Array, beta: float, size: int) -> float:
     If x is a unit eigenvector to an eigenvalue λ above all θ_i, then |xᵀb| ≤ Πβ_i / Π(λ − θ_i). Let c be
     RISK·√(π/2). For a random b, |xᵀb| is below c/√size with a probability of at most RISK (van Dorsselaer,
     Hochstenbach and van der Vorst 2000, section 3). For a b of :func:`.warm_start`, |xᵀb| is below c/(2√size)
-    with a probability of at most RISK (Anderson 1955). The smaller number, c/(2√size), is used for each b.
+    with a probability of at most RISK (Anderson 1955). This bound uses the smaller number, c/(2√size).
     """
     betas = np.abs(np.append(np.diag(t, -1), beta))
     if not np.isfinite(betas).all():
@@ -594,7 +594,7 @@ def upper_bound(t: Array, beta: float, size: int) -> float:
     near, far = 0.0, float(betas.max())
     while is_possible(far):
         near, far = far, 2 * far
-    for _ in range(40):  # bisection, to 10⁻¹² of the largest β_i
+    for _ in range(40):  # bisection, to 10⁻¹² of the first interval
         middle = (near + far) / 2
         near, far = (middle, far) if is_possible(middle) else (near, middle)
     return float(values[-1] + far)

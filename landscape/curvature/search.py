@@ -76,11 +76,12 @@ def second_start(
     Let H be the operator times ``sign``, so that its largest eigenvalues are wanted. The complement consists
     of the vectors orthogonal to ``locked`` and to the basis of ``space``. Let A be H restricted to the
     complement. The product of H with the last vector of the basis has the component sign·r in the complement,
-    with r = ``space.rest``. In the basis, H is the matrix sign·``space.t``. Let θ_i be its eigenvalues below
-    ``floor``, s_i the last component of the eigenvector of θ_i, and τ = ``level``. By Sylvester's law of
-    inertia, A + Σ_i s_i²/(τ − θ_i)·rrᵀ (a Schur complement) has as many eigenvalues above τ as the search has
-    missed. Lanczos steps from a random start in the complement find one of these eigenvalues, or bound them
-    (:func:`.upper_bound`).
+    with r = ``space.rest``. In the basis, H is the matrix T = sign·``space.t``. Let θ_i be the eigenvalues of
+    T below ``floor``, s_i the last component of the eigenvector of θ_i, and τ = ``level``. The other
+    eigenvalues of T have converged, with residuals |s_i|·‖r‖ within the tolerance, and are left out of the
+    following sum. By Sylvester's law of inertia, A + Σ_i s_i²/(τ − θ_i)·rrᵀ (a Schur complement) has as many
+    eigenvalues above τ as the search has missed. Lanczos steps from a random start in the complement find one
+    of these eigenvalues, or bound them (:func:`.upper_bound`).
 
     Args:
         space: the last Krylov space of the search.
@@ -132,7 +133,7 @@ def second_start(
         bound = max(level, operators.upper_bound(t[: j + 1, : j + 1], beta, size))
         if values[-1] > level:  # an eigenvalue was missed
             ritz_vector = torch.from_numpy(rotation[:, -1].copy()).to(random_start) @ vectors[: j + 1]
-            # The random start has a component along each eigenvector of the complement.
+            # The random start gives the next search a component along each eigenvector of the complement.
             return SecondStart(bound, j + 1, random_start + ritz_vector)
         if bound <= level:  # no eigenvalue was missed
             break
@@ -290,7 +291,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
         allowed_change = max(residual_tol * operators.NEAR_ZERO, rounding) * radius
         unchanged = len(previous) == len(wanted) and bool(np.all(np.abs(previous - wanted) <= allowed_change))
         if not len(locked):  # the bounds come from the first space, which has a random start
-            tridiagonal, beta = space.first
+            tridiagonal, beta = space.before_restart
             for sign in bounds:
                 largest = float((sign * values).max())
                 bounds[sign] = max(operators.upper_bound(sign * tridiagonal, beta, size), largest)
@@ -317,8 +318,8 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
                 products += second.products
                 check_products += second.products
                 bounds[sign] = second.bound
-                # If an eigenvalue was missed, another space is built, unless the last one changed no wanted
-                # value.
+                # If an eigenvalue was missed, another space is built from second.start. But if the latest
+                # space has changed no wanted value, the search ends: another space would hardly change one.
                 if second.start is not None and not unchanged:
                     finished, start = False, second.start
                     break
@@ -331,11 +332,10 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     complete = converged and all(
         bounds[sign] <= floor + _allowed_gap(floor, residual_tol, radius) for sign, floor in floors.items()
     )
-    # The keys of ``bounds`` are signs, no indices.
     return SearchResult(
+        bounds=(-bounds[-1], bounds[1]),  # -1 and 1 are keys: the signs of the two ends
         values=wanted, vectors=wanted_vectors, products=products, converged=converged, radius=radius,
-        basis=space.basis, t=space.t, target=target, bounds=(-bounds[-1], bounds[1]), complete=complete,
-        checks=check_products,
+        basis=space.basis, t=space.t, target=target, complete=complete, checks=check_products,
     )  # fmt: skip
 
 
@@ -421,9 +421,10 @@ def verify_and_refine(
     """
     # Lists of rows (P,), which grow without a copy. ``images[j]`` is the product with ``vectors[j]``.
     vectors, images = [*result.vectors], [*products(result.vectors)]
-    ranks = result.target.ranks
+    ranks = result.target.ranks  # the processes that hold the vectors
     rounding = torch.finfo(result.vectors.dtype).eps * result.radius
-    # Column j has the coefficients of ``vectors[j]`` in the vectors that ``products`` was called with.
+    # The loop replaces the vectors and images by combinations. Column j of ``mixing`` has the coefficients of
+    # ``vectors[j]`` in the uncombined vectors, with which ``products`` was called.
     mixing = np.eye(len(vectors))
 
     def residual_vector(j: int, eigenvalue: float) -> Tensor:
@@ -446,7 +447,7 @@ def verify_and_refine(
             norm_errors = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
         allowed = residual_tol * np.maximum(np.abs(wanted), operators.NEAR_ZERO * result.radius) + rounding
         residuals = norms + norm_errors
-        # Without the errors of products, which corrections do not reduce.
+        # The errors of products do not count here, because corrections cannot reduce these errors.
         meets_tolerance = norms.numpy() <= allowed
         if meets_tolerance.all() or not result.converged or step == CORRECTIONS:
             break
@@ -462,9 +463,11 @@ def verify_and_refine(
         mixing = np.pad(mixing, (0, count))
         mixing[-count:, -count:] = np.eye(count)
     converged = result.converged and bool((residuals.numpy() <= allowed).all())
-    # Each bound moves outward by a shift: that of the innermost wanted value at its end, or of the nearest
-    # value if none is wanted at this end. Values are descending.
-    shifts = np.abs(wanted - result.values)  # how far verification has changed each value
+    # How far verification has changed each value. The order is that of the values, which are descending.
+    shifts = np.abs(wanted - result.values)
+    # The lower bound moves down by the shift of the largest of the ``low`` smallest values; for low = 0, of the
+    # smallest value. The upper bound moves up by the shift of the smallest of the ``high`` largest values; for
+    # high = 0, of the largest value.
     below, above = result.bounds
     low_count = min(max(1, result.target.low), len(shifts))
     high_count = min(max(1, result.target.high), len(shifts))

@@ -67,7 +67,8 @@ def _quadrature(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Te
             # column[-1] is β, the norm of w. The clamp avoids 0/0.
             vectors[j + 1] = w / column[-1].clamp(min=torch.finfo(w.dtype).tiny)
             continue
-        for i, beta in read_columns(t, unread_columns, j):  # each step i that was not read yet, and its β
+        # One iteration for each unread step i: read_columns writes column i of t, and yields i and its β.
+        for i, beta in read_columns(t, unread_columns, j):
             count, largest = i + 1, float(np.abs(t).max())
             # A product that is not finite, or a space that the matrix maps to itself, also ends the steps.
             is_last = count == steps or not beta < np.inf or negligible(beta, largest, start.dtype)
@@ -167,10 +168,9 @@ def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | Non
     for i in range(0, draws, draws_at_once):
         count = min(draws_at_once, draws - i)
         starts = [a.ranks.signs(template, 1, rng)[0] / size**0.5 for _ in range(count)]
-        generators = [_quadrature(start, steps, a.ranks) for start in starts]
-        quadratures += run_in_lockstep(generators, counted_products)
-    nodes = np.stack([draw_nodes for draw_nodes, _ in quadratures])
-    masses = np.stack([draw_masses for _, draw_masses in quadratures])
+        lanczos_runs = [_quadrature(start, steps, a.ranks) for start in starts]
+        quadratures += run_in_lockstep(lanczos_runs, counted_products)
+    nodes, masses = (np.stack(arrays) for arrays in zip(*quadratures, strict=True))
     error = _product_error(operand)
     return Density(**operand.about, nodes=nodes, masses=masses, products=products, product_error=error)
 

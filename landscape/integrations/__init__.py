@@ -144,13 +144,13 @@ def problem_data(name: str, user_data: Any, loader: Any, *, whole: bool) -> Any:
     Args:
         name: "data" or "test", for messages.
         user_data: the user's data; None: the data of ``loader`` are returned.
-        loader: the trainer's DataLoader.
-        whole: whether to return all samples in one batch, so that samples can be drawn; otherwise the data
-            stay in batches.
+        loader: the trainer's loader; usually a DataLoader.
+        whole: whether to return all samples in one batch, from which the recorder can draw samples by index;
+            otherwise the data stay in batches.
 
     Raises:
-        InputError: the data are to come from ``loader``, which is no DataLoader; or a DataLoader has a data
-            set without a length, or a sampler that may weigh samples.
+        InputError: ``user_data`` is None and ``loader`` is no DataLoader; or a DataLoader has a data set
+            without a length, or a sampler that may weigh samples.
     """
     data = loader if user_data is None else user_data
     package = type(user_data).__module__.partition(".")[0]

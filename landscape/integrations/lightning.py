@@ -170,10 +170,10 @@ class StepBatches:
 def step_model(module: Any) -> nn.Module:
     """Return a module that shares the parameters of ``module`` and whose output is training_step's loss.
 
-    The new module is called with ``landscape_batch=batch``, and returns {"loss": Tensor}. It logs nothing,
-    and stores nothing of a batch (:func:`_loss_of_step`). Its ``current_epoch`` and ``global_step`` are
-    always those of ``module``, because the loss may depend on them. Its class has the name of the user's
-    class.
+    The new module is called with ``landscape_batch=batch``, and returns {"loss": Tensor}. It logs nothing.
+    What training_step appends to lists of the module, and adds to metrics, is removed after each call
+    (:func:`_loss_of_step`). ``current_epoch`` and ``global_step`` of the new module are always those of
+    ``module``, because the loss may depend on them. The new module's class has the name of the user's class.
     """
     user_class = type(module)
 

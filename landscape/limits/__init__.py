@@ -271,7 +271,7 @@ def max_mixing_step(
     without momentum and delay, the condition is |ω(1 − h)| < 1.
 
     Args:
-        omegas: the eigenvalues of M without that of the mean, 1.
+        omegas: the eigenvalues of M. That of the mean, 1, may be left out; it always counts.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" (gradient at the learner's weights before mixing) or "atc" (step, then mix).
         delay: τ, the age of the gradients in steps.
@@ -287,7 +287,7 @@ def max_mixing_step(
         0.8
     """
 
-    def mode(omega: complex, m: float, _: Array) -> tuple[Array, Array]:
+    def mode(omega: complex, m: float, _p1_of_mean: Array) -> tuple[Array, Array]:
         p0, p1 = polynomials(delay, m, form, omega, mixed)  # with ``mixed``, p₁ depends on ω, too
         mode_p1 = omega * p1 if order == "atc" else p1
         return p0, mode_p1
@@ -304,8 +304,8 @@ def max_tracking_step(
     Each eigenvalue ω of M has a mode: the combination of the learners that M multiplies by ω. In AWC order, a
     mode has the characteristic polynomial (z − ω)² (z − m) + h (z − 1) p₁; in ATC order, it has
     (z − ω)² (z − m) + h (z − 1) ω² p₁. Here p₁ is z for "ordinary" momentum, and (1 + m) z − m for
-    "nesterov". The mean of the learners moves like a single learner, and bounds the limit. For real ω without
-    momentum, the limit in AWC order is at most (1 + ω_min)²/2, at which z = −1 is a root.
+    "nesterov". The mean of the learners moves like a single learner; the result is at most the limit of a
+    single learner. For real ω without momentum in AWC order, it is at most (1 + ω_min)²/2 (z = −1).
 
     Args:
         omegas: the eigenvalues of M without that of the mean, 1.
@@ -375,7 +375,7 @@ def _max_mode_step(omegas: Any, momentum: float, form: str, mode: Mode, delay: i
     return min(limits)
 
 
-def max_paired_outer_step(
+def max_noloco_step(
     period: int, outer_lr: float, outer_momentum: float, omegas: Any, drawn: bool = False
 ) -> float:
     """The largest stable h = ηλ of NoLoCo on one quadratic.
@@ -392,14 +392,14 @@ def max_paired_outer_step(
             deviations from the mean by ``omegas[0]``. The limit is then that of stability in mean square.
 
     Example:
-        >>> from landscape.limits import max_paired_outer_step
-        >>> round(max_paired_outer_step(1, 1.0, 0.0, [0.5]), 6)  # each outer step is φ ← ω (1 − h) φ
+        >>> from landscape.limits import max_noloco_step
+        >>> round(max_noloco_step(1, 1.0, 0.0, [0.5]), 6)  # each outer step is φ ← ω (1 − h) φ
         2.0
     """
     # An outer step multiplies (φ, δ) by the matrix ``unmixed`` + ω c ``mixed``.
     unmixed = np.array([[1 - outer_lr, outer_momentum], [-outer_lr, outer_momentum]])
     mixed = np.array([[outer_lr, 0.0], [outer_lr, 0.0]])
-    fixed_modes = [1.0] if drawn else [1.0, *np.atleast_1d(omegas)]
+    fixed_modes = [1.0] if drawn else [1.0, *np.atleast_1d(omegas)]  # ω that are no random numbers
 
     def radius(h: float) -> float:  # spectral radius of the map of an outer step; it must be at most 1
         c = (1 - h) ** period
@@ -409,12 +409,13 @@ def max_paired_outer_step(
             return largest
         return max(largest, _second_moment_growth(c * mixed, unmixed, float(np.real(omegas[0]))))
 
-    # The mean is stable for 1 − 2(1 + μ)/ν < c < 1. From this h on, c ≥ 1 (even H) or ≤ −2(1 + μ)/ν (odd H).
+    # The mean is stable for 1 − 2(1 + μ)/ν < c < 1. At this h, c is at least 1 for even H. For odd H, c is at
+    # most −2(1 + μ)/ν, and so below the lower limit.
     unstable_for_any_period = 1 + max(1.0, 2 * (1 + outer_momentum) / outer_lr)
     return first_unstable(radius, unstable_for_any_period)
 
 
-def max_random_delay_step(workers: int) -> float:
+def max_random_worker_step(workers: int) -> float:
     """The largest h = ηλ that is stable in mean square if each step uses the gradient of a random worker.
 
     There are N ``workers``. A worker computes its gradient at the weights that it received when its previous
@@ -423,8 +424,8 @@ def max_random_delay_step(workers: int) -> float:
     The second moments E x², E x c_k, E c_k² and E c_j c_k (j ≠ k) follow a linear map.
 
     Example:
-        >>> from landscape.limits import max_random_delay_step
-        >>> max_random_delay_step(1)
+        >>> from landscape.limits import max_random_worker_step
+        >>> max_random_worker_step(1)
         2.0
     """
     n = workers
@@ -491,7 +492,7 @@ def max_matching_momentum_step(
     Averaging multiplies the deviations x from the mean by a projection M, which is drawn for each step. The
     gradient is λx. The momentum, multiplied by η, is v' = m v + h x. The update is u = v' for "ordinary"
     momentum, and u = h x + m v' for "nesterov". A step is x' = M x − u in AWC order, M (x − u) in ATC order.
-    The second moments of x and v follow a linear map. The mean has the limit without mixing.
+    The second moments of x and v follow a linear map. The result is at most the limit of a single learner.
 
     Args:
         rho: ρ. The expectation of M multiplies deviations from the mean by ρ.
@@ -520,7 +521,7 @@ def max_matching_momentum_step(
             mixed_part[1], unmixed_part[1] = new_v, 0.0
         return _second_moment_growth(mixed_part, unmixed_part, rho)
 
-    limit_of_mean = max_stable_step(0, momentum, form)
+    limit_of_mean = max_stable_step(0, momentum, form)  # the mean moves like a single learner
     return min(limit_of_mean, first_unstable(radius, limit_of_mean))
 
 
@@ -559,10 +560,10 @@ def max_period_step(
     x (weights), v (momentum), x_old (weights after the last outer step) and u (outer momentum). The
     ``period`` steps and the outer step map this state linearly; the map's spectral radius must be at most 1.
 
-    Between averages the learners mix by a matrix with eigenvalues ``omegas`` (1: no mixing), in ``order``. An
-    average sets x = 0 in all modes except the mean. ``buffers`` says what the average does with v. With
-    "keep", all modes keep their v, which must not grow over a period. With "average", only the mean keeps v,
-    and with "reset" v = 0.
+    Between averages the learners mix by a matrix with eigenvalues ``omegas`` (1: no mixing). For ``order``,
+    see :func:`max_mixing_step`. An average sets x = 0 in all modes except the mean. ``buffers`` says what the
+    average does with v. With "keep", all modes keep their v, which must not grow over a period. With
+    "average", only the mean keeps v, and with "reset" v = 0.
     """
     m = momentum
 

@@ -162,7 +162,7 @@ def aligned(model: nn.Module, views: Iterable[Tensor]) -> list[Tensor]:
     return [view.clone() for view in views] if model in UNALIGNED else list(views)
 
 
-AGAIN = (
+OUTPUTS_ARE_RECOMPUTED = (
     "model: it computes outputs again in its backward pass (activation checkpointing), with the module's own "
     "parameters, so that this gradient would be that of other weights; switch that off (the problem's "
     "gradient, eigenvalues, trace, density and spectrum do not need it)"
@@ -202,7 +202,7 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
     Raises InputError if gradients are recorded and the model computes outputs again in its backward pass.
     """
     if recomputes(model) and torch.is_grad_enabled() and any(w.requires_grad for w in weights.values()):
-        raise InputError(AGAIN)
+        raise InputError(OUTPUTS_ARE_RECOMPUTED)
     if torch.nn.utils.parametrize._cache_enabled:
         raise InputError("torch.nn.utils.parametrize.cached: make the call outside of it")
     weights = _by_all_names(model, dict(zip(weights, aligned(model, weights.values()), strict=True)))

@@ -339,7 +339,7 @@ def check_analysis(
             24 samples, in float64; the problems differ in the form of the data.
         options: options with which the analysis is quick.
         refused: option -> a value of the option that the analysis must refuse, with a message of one line.
-        truth: a problem for which the numbers of the result are known.
+        truth: a problem, and the known numbers of its result; default: no numbers are compared.
         command: the words of the analysis's command after ``landscape``, without files; (): no command.
         seeded: whether the analysis draws random numbers from an option ``seed``.
         rtol: the allowed relative difference between the numbers for data in different forms.

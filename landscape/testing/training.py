@@ -180,7 +180,10 @@ def check_optimizer(
     refused: Mapping[str, Any] | None = None, device: str = "cpu", only: str | None = None,
     reference: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> None:  # fmt: skip
-    """Check an optimizer: independent learners, restored states, steps of a reference, a run, refusals.
+    """Check an optimizer.
+
+    The steps of a learner must not depend on the other learners. A restored optimizer must continue exactly.
+    The steps must be those of ``reference``. A run must work, and wrong options must be refused.
 
     Args:
         optimizer: the class, or a name that recipes know.

@@ -321,7 +321,7 @@ class AsyncSGD(Rule):
         if (self.measured and self.delay) or (self.shifted and momentum) or (random and not plain):
             return None
         if random:
-            return limits.max_random_delay_step(self.delay + 1)
+            return limits.max_random_worker_step(self.delay + 1)
         m, kind = (self.shifted, "shifted") if self.shifted else (momentum, form)
         factor = max(1, self.delay) if self.staleness_aware else 1
         return limits.max_stable_step(self.delay, m, kind) * factor

@@ -417,7 +417,7 @@ class NoLoCo(Rule):
         if momentum or len(self.mixing.cycle) > 1:
             return None
         modes, random = self.mixing.modes[0], not self.mixing.cycle and self.learners > 1
-        return limits.max_paired_outer_step(self.period, self.outer_lr, self.outer_momentum, modes, random)
+        return limits.max_noloco_step(self.period, self.outer_lr, self.outer_momentum, modes, random)
 
 
 #: The age of the gradients at a step: the mean over the learners.
