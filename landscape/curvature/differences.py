@@ -50,7 +50,7 @@ class Gradient:
 
     Attributes:
         dtype_inside: the coarsest known precision in the forward and backward pass; the model may cast to it.
-        problem: the loss in that precision, with the BatchNorm statistics at the weights.
+        problem: the loss in the precision ``dtype``, with the BatchNorm statistics at the weights.
     """
 
     def __init__(self, problem: Problem, weights: Tensor, slots: Sequence[Slot], dtype: torch.dtype) -> None:

@@ -463,11 +463,10 @@ def verify_and_refine(
         mixing = np.pad(mixing, (0, count))
         mixing[-count:, -count:] = np.eye(count)
     converged = result.converged and bool((residuals.numpy() <= allowed).all())
-    # How far verification has changed each value. The order is that of the values, which are descending.
-    shifts = np.abs(wanted - result.values)
-    # The lower bound moves down by the shift of the largest of the ``low`` smallest values; for low = 0, of the
-    # smallest value. The upper bound moves up by the shift of the smallest of the ``high`` largest values; for
-    # high = 0, of the largest value.
+    shifts = np.abs(wanted - result.values)  # how far verification has changed each value (descending)
+    # The lower bound moves down by the shift of the largest of the ``low`` smallest values (for low = 0, of
+    # the smallest value). The upper bound moves up by the shift of the smallest of the ``high`` largest
+    # values (for high = 0, of the largest value).
     below, above = result.bounds
     low_count = min(max(1, result.target.low), len(shifts))
     high_count = min(max(1, result.target.high), len(shifts))

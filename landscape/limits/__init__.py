@@ -271,7 +271,7 @@ def max_mixing_step(
     without momentum and delay, the condition is |ω(1 − h)| < 1.
 
     Args:
-        omegas: the eigenvalues of M. That of the mean, 1, may be left out; it always counts.
+        omegas: the eigenvalues of M without that of the mean, 1, whose limit always counts.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" (gradient at the learner's weights before mixing) or "atc" (step, then mix).
         delay: τ, the age of the gradients in steps.
@@ -304,11 +304,11 @@ def max_tracking_step(
     Each eigenvalue ω of M has a mode: the combination of the learners that M multiplies by ω. In AWC order, a
     mode has the characteristic polynomial (z − ω)² (z − m) + h (z − 1) p₁; in ATC order, it has
     (z − ω)² (z − m) + h (z − 1) ω² p₁. Here p₁ is z for "ordinary" momentum, and (1 + m) z − m for
-    "nesterov". The mean of the learners moves like a single learner; the result is at most the limit of a
-    single learner. For real ω without momentum in AWC order, it is at most (1 + ω_min)²/2 (z = −1).
+    "nesterov". The mean of the learners moves like a single learner. For real ω without momentum, the limit
+    in AWC order is at most (1 + ω_min)²/2, at which z = −1 is a root.
 
     Args:
-        omegas: the eigenvalues of M without that of the mean, 1.
+        omegas: the eigenvalues of M without that of the mean, 1, whose limit always counts.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" or "atc", as in :func:`max_mixing_step`.
 
