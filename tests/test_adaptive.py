@@ -31,7 +31,7 @@ from landscape import InputError, Problem, Surface
 from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive
 from landscape.evaluation.fit import Fit
-from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, follow
+from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, choose_points
 from landscape.evaluation.part import part_of
 from landscape.results.shown import logarithmic
 from tests import problems
@@ -141,7 +141,7 @@ def test_a_part_of_the_samples_guides_all(kind: str) -> None:
 def test_places_are_chosen_until_a_function_follows_the_values(kernel: str) -> None:
     at = np.stack(np.meshgrid(*[np.linspace(-1, 1, 21)] * 2), -1).reshape(-1, 2)
     values = np.exp(at[:, 0]) + at[:, 1] ** 2
-    places = follow(at, values, np.ones(len(at)), kernel, np.zeros(0, int), 0.05, 5, 400, 400)
+    places = choose_points(at, values, np.ones(len(at)), kernel, np.zeros(0, int), 0.05, 5, 400, 400)
     through = Interpolant(at[places], kernel)
     assert len(set(places.tolist())) == len(places) < 300
     assert np.abs(through(through.coefficients(values[places]), at) - values).max() <= 0.05 + 1e-9

@@ -419,7 +419,7 @@ def line(
     evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)
     dispatch = Dispatch(progress=reporter(progress))
     other_columns = [name for name in result_grid.columns if name != "loss"]
-    errors = result_grid.complete(evaluate, dispatch, ("loss",), other_columns, part=evaluate_part)
+    errors = result_grid.complete(evaluate, dispatch, ("loss",), other_columns, part_evaluator=evaluate_part)
     check_one_loss(evaluate, start, directions, result_grid.points, result_grid.exact("loss"))
     return Line(
         t=t,

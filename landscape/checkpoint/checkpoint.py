@@ -209,10 +209,10 @@ class Checkpoint(Shown):
     ) -> Problem:
         """Return the run's model and data as a :class:`landscape.Problem`, at w_a or at a learner's weights.
 
-        At w_a, the mean of the learners' weights, floating-point buffers are averaged over the learners, and
-        integer buffers are those of learner 0. BatchNorm's statistics at w_a are read from the run. If the
-        run did not record them, they are estimated on the training set. Model, data and loss may also be
-        names "MODULE:NAME".
+        w_a is the mean of the learners' weights. At w_a, floating-point buffers are averaged over the
+        learners, and integer buffers are those of learner 0. BatchNorm's statistics at w_a are read from the
+        run. If the run did not record them, they are estimated on the training set. Model, data and loss may
+        also be names "MODULE:NAME".
 
         Args:
             split: "train" (the default) or "test".
@@ -243,8 +243,9 @@ class Checkpoint(Shown):
             "dtype": dtype, "randomness": randomness, "metrics": metrics, "samples": samples,
         }  # fmt: skip
         options = {name: value for name, value in options.items() if value is not None}
-        if not (isinstance(loss, str) and loss == "data"):
-            options["loss"] = loss  # None means the model's own loss
+        # "data", the default, does not replace a loss of using(). None does: it means the model's own loss.
+        if not isinstance(loss, str) or loss != "data":
+            options["loss"] = loss
         defaults = {"split": SPLIT, "loss": "data", "randomness": "refuse"}
         # Arguments of this call replace those of using(), which replace the defaults.
         return self._problem(learner, **defaults | self.source | user_code.resolved(options))
@@ -273,7 +274,7 @@ class Checkpoint(Shown):
         self, learner: str | int, split: str, loss: Any, *, model: Any = None, data: Any = None,
         data_dir: Any = None, samples: int | None = None, **options: Any,
     ) -> Problem:  # fmt: skip
-        """Return the problem, as :meth:`problem` does after it has filled in all defaults.
+        """Return the problem. :meth:`problem` calls this method after it has filled in all defaults.
 
         ``options`` are passed on to :class:`landscape.Problem`.
         """
@@ -294,7 +295,8 @@ class Checkpoint(Shown):
         take = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         network = self._network(where, model)
         set_tensors(network, {name: take(rows) for name, rows in self.buffers.items()}, where)
-        # The only string is "data", for the data set's loss. Names "MODULE:NAME" were replaced by objects.
+        # The caller has replaced a name "MODULE:NAME" by an object. A ``loss`` that is a string is "data", and
+        # stands for the data set's loss.
         criterion = dataset.loss if isinstance(loss, str) else loss
 
         def problem_on(split: str) -> Problem:
@@ -460,6 +462,7 @@ class Checkpoint(Shown):
             Traceback (most recent call last):
             landscape.core.errors.OperationError: missing.h5: no such file; ...
         """
+        # The module ``history`` reads all fields of a checkpoint, not only the history.
         fields = history.read_fields(path, learners, whole_history=whole_history)
         for group in (*history.STACKED, *history.COMMON):
             fields[group] = {name: torch.from_numpy(array) for name, array in fields[group].items()}

@@ -188,7 +188,7 @@ def settings(algorithm: str, recipe: str, where: str | Path) -> dict[str, Any]:
 def read_fields(
     path: str | Path, learners: Callable[[int], slice] | None = None, *, whole_history: bool = True
 ) -> dict[str, Any]:
-    """Read and validate the fields of a :class:`.Checkpoint` in a file; its tensors are NumPy arrays here.
+    """Return the validated fields of a :class:`.Checkpoint` in a file, with arrays in place of tensors.
 
     The arguments are those of :meth:`.Checkpoint.load`.
     """

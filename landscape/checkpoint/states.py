@@ -101,7 +101,7 @@ def read_state(
         loaded, pieces = _index_of(file)
     elif parts:
         tensors_of_part = {part: _load(part) for part in parts}
-        with readable(file):
+        with as_operation_errors(file):
             loaded = {name: tensors_of_part[part][name] for name, part in _weight_map(file).items()}
     else:
         loaded = _load(file)
@@ -187,7 +187,7 @@ def _model_in(folder: Path) -> Path:
 
 def _weight_map(index: Path) -> dict[str, Path]:
     """Return the file of each tensor, by its name; all files must be in the folder of the index."""
-    with readable(index):
+    with as_operation_errors(index):
         files = json.loads(read_regular(index, MAX_BYTES))["weight_map"].items()
         return {name: index.with_name(file) for name, file in files}  # with_name refuses other folders
 
@@ -234,7 +234,7 @@ def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
     The tensors in the dicts are on the device "meta"; values other than tensors are None. The index holds
     :class:`_Inert` objects, whose attributes are in ``state``.
     """
-    with open_regular(path, MAX_BYTES) as file, readable(path):
+    with open_regular(path, MAX_BYTES) as file, as_operation_errors(path):
         try:
             index = _Index(file).load().state
         except OperationError as error:
@@ -255,8 +255,8 @@ def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
             for key in outer_keys:
                 innermost = innermost.setdefault(str(key), {})
             if metadata.state:  # it is empty for a value that is no tensor
-                dtype, size = metadata.state["properties"].state[0], metadata.state["size"]
-                tensor = torch.empty(size, dtype=dtype, device="meta")
+                dtype = metadata.state["properties"].state[0]  # TensorProperties saves a tuple, dtype first
+                tensor = torch.empty(metadata.state["size"], dtype=dtype, device="meta")
                 if name not in pieces_by_name:
                     raise OperationError(f"{path}: pieces of '{name}' are missing; save the checkpoint again")
                 pieces_by_id[id(tensor)] = pieces_by_name[name]
@@ -270,7 +270,7 @@ def _joined(like: Tensor, pieces: list[_Piece]) -> Tensor:
         raise OperationError(f"{pieces[0].file}: too short for its tensors; copy or save it again")
     whole, covered = torch.empty(like.shape, dtype=like.dtype), torch.zeros(like.shape, dtype=torch.bool)
     for corner, path, offset, length in pieces:
-        with open_regular(path) as file, readable(path):
+        with open_regular(path) as file, as_operation_errors(path):
             file.seek(offset)
             raw = io.BytesIO(file.read(length))
             _is_archive(path, raw)  # raises OperationError for one that unpacks to more bytes
@@ -288,7 +288,7 @@ def _joined(like: Tensor, pieces: list[_Piece]) -> Tensor:
 
 
 @contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
+def as_operation_errors(path: Path) -> Iterator[None]:
     """Return a context that turns every error of a reader into an OperationError about ``path``."""
     try:
         yield
@@ -302,7 +302,7 @@ def readable(path: Path) -> Iterator[None]:
 
 def _load(path: Path) -> Any:
     """Return the object in a file of torch.save, or the tensors in a file of safetensors."""
-    with open_regular(path) as file, readable(path):
+    with open_regular(path) as file, as_operation_errors(path):
         head = file.read(64)
         # A safetensors file begins with the length of its header in 8 bytes, of which the last two are 0, and
         # with the header, {…}.
@@ -329,7 +329,7 @@ def _load(path: Path) -> Any:
         except pickle.UnpicklingError as error:
             fault = "not a file of weights alone, and code from a file is never run"
             load = f"let saved = torch.load({str(path)!r}, weights_only=False)"
-            save = "torch.save saved.state_dict() of a model, or saved['state_dict'] of a checkpoint"
+            save = "save saved.state_dict() of a model, or saved['state_dict'] of a checkpoint, by torch.save"
             raise OperationError(f"{path}: {fault}; if you trust it, {load}, and {save}") from error
 
 

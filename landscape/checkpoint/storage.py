@@ -159,7 +159,7 @@ class _Entry:
     """A result of the file, and whether a computation has completed it since the file was opened."""
 
     result: Result
-    completed_since_open: bool = False
+    completed_while_open: bool = False
 
 
 Mode = Annotated[str, OneOf(("r", "a", "w"))]
@@ -291,7 +291,7 @@ class ResultFile:
                     words = f"its {name} is {_word(stored)} and not {_word(wanted)}"
                     raise self._conflict(f"holds another result, {words}")
             return [*self]
-        self._entries = [_Entry(result, completed_since_open=True) for result in compute()]
+        self._entries = [_Entry(result, completed_while_open=True) for result in compute()]
         self._changed = True
         self._write(new_settings)
         return [*self]
@@ -374,7 +374,7 @@ class ResultFile:
         first_unfit: tuple[Result, str] | None = None  # and how it differs from the computation
         for entry in self._entries:
             result = entry.result
-            if entry.completed_since_open or _different_sources(source, getattr(result, "source_sha256", "")):
+            if entry.completed_while_open or _different_sources(source, getattr(result, "source_sha256", "")):
                 continue
             difference = differs(result) if isinstance(result, kind) else f"it holds a {result.schema}"
             if not difference:
@@ -447,8 +447,8 @@ class ResultFile:
     def put(self, result: Result, *, finished: bool) -> None:
         """Store the present result of a computation, and write the file.
 
-        The first call adds the result, or replaces the result that the computation resumes (:meth:`earlier`).
-        Each further call replaces the result of the call before.
+        The first call adds the result, unless :meth:`earlier` has returned a result to resume. Then the first
+        call replaces that result. Each further call replaces the result of the call before.
 
         Args:
             result: a result of the same class as the others in the file.
@@ -466,13 +466,13 @@ class ResultFile:
             1
         """
         self._check_writable(result)
-        entry = self._current
+        entry = self._current  # in the first call: None, or the entry that :meth:`earlier` has set
         if entry is None or entry not in self._entries:
             entry = _Entry(result)
             self._entries.append(entry)
             self._changed = True
         self._changed |= entry.result is not result
-        entry.result, entry.completed_since_open = result, finished
+        entry.result, entry.completed_while_open = result, finished
         self._current = None if finished else entry
         self._write()
 
@@ -513,7 +513,7 @@ def _different_sources(source: str, other_source: str) -> bool:
 def open(
     path: str | Path, mode: Mode = "r", *, replace: bool = False, group: dist.ProcessGroup | None = None
 ) -> ResultFile:
-    """Open a file of results, to read them, or to let computations add results and resume them.
+    """Open a file of results, to read the results, or to let computations add and resume results.
 
     Args:
         path: the file.

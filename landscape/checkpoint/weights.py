@@ -66,22 +66,24 @@ def _is_finite(value: Tensor, own: Tensor) -> bool:
 
 
 def unwrapped_state(
-    where: str | Path, state: Mapping[str, Any], names: set[str], message: states.Message = lambda line: None
+    origin: str | Path, state: Mapping[str, Any], names: set[str], message: states.Message = lambda line: None
 ) -> dict[str, Any]:
     """Return ``state`` without the prefixes that wrappers add to the ``names`` of the model's tensors.
 
     The model may also be an attribute of the module that was saved, as in Lightning's checkpoints. If exactly
-    one prefix fits all names, only the tensors with this prefix are returned.
+    one prefix fits all names, only the tensors with this prefix are returned. In messages, ``origin`` names
+    the file or argument that has the state.
     """
     state = dict(state)
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
         state = {name.replace(COMPILED, ""): value for name, value in state.items()}
-        message(f"{where}: dropped '{COMPILED}'")
+        message(f"{origin}: dropped '{COMPILED}'")
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
-            message(f"{where}: dropped '{prefix}'")
-    first_name = min(names, default="")  # any one name finds the prefixes to try
+            message(f"{origin}: dropped '{prefix}'")
+    # A prefix that fits all names fits the first name. Only the prefixes of the first name are tried.
+    first_name = min(names, default="")
     if first_name in state:
         return state  # the names have no prefix
     prefixes = [name.removesuffix(first_name) for name in state if name.endswith(f".{first_name}")]
@@ -90,7 +92,7 @@ def unwrapped_state(
         return state
     prefix = complete_prefixes[0]
     left_out = [name for name in state if not name.startswith(prefix)]
-    words = f"{where}: took '{prefix}'"
+    words = f"{origin}: took '{prefix}'"
     if left_out:
         listed = ", ".join(left_out[:3]) + (", …" if len(left_out) > 3 else "")
         words += f", left out {len(left_out)} more ({listed})"
@@ -117,7 +119,8 @@ def fitting_tensors(
     constants, parameters = _constants(model), dict(model.named_parameters())
     frozen = constants.keys() & parameters.keys()
     if frozen and not frozen & state.keys():
-        # The names in the model contain the adapter's name. The names in the adapter's file do not.
+        # The model has a name such as "q.lora_A.default.weight", with the adapter's name, here "default". The
+        # adapter's file has the name "q.lora_A.weight".
         names_in_model = {ADAPTER.sub(r"\1", key): key for key in parameters.keys() - frozen}
         state = constants | {names_in_model.get(key, key): value for key, value in state.items()}
         message(f"{path}: an adapter; the frozen parameters of {name} do not change")
@@ -199,11 +202,11 @@ def import_state(
     layout = Layout.of(model)
     if layout.size == 0:
         raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
-    slices, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
+    slices, tensor_names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
     weights, buffers = list[Tensor](), list[dict[str, Tensor]]()  # an entry for each learner
     for path in state_paths:
         _check_lora_scale(path, model)
-        state = unwrapped_state(path, states.read_state(path, message, names), names, message)
+        state = unwrapped_state(path, states.read_state(path, message, tensor_names), tensor_names, message)
         theta, other_tensors = torch.empty(layout.size, dtype=torch.float32), dict[str, Tensor]()
         # The tensors come one by one, so that memory never holds all of them beside θ.
         for key, value in fitting_tensors(path, state, model, name, message):
@@ -214,7 +217,8 @@ def import_state(
                 other_tensors[key] = storable(value).clone()
         weights.append(theta)
         buffers.append(other_tensors)
-    recipe = ""  # only a list of the files
+    # The recipe of imported weights only lists the files and their digests.
+    recipe = ""
     for path in state_paths:
         for file in states.files_of(path):
             recipe += f'[[import]]\nfile = {json.dumps(file.name)}\nsha256 = "{hdf5.sha256(file)}"\n'
@@ -355,7 +359,7 @@ def _check_lora_scale(path: Path, model: nn.Module) -> None:
     model_scales = {scale for scales in of_layers if isinstance(scales, dict) for scale in scales.values()}
     file = (path if path.is_dir() else path.parent) / "adapter_config.json"
     if model_scales and file.is_file():
-        with states.readable(file):
+        with states.as_operation_errors(file):
             config = json.loads(read_regular(file, states.MAX_BYTES))
             scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
         if not min(abs(scale - one) for one in model_scales) <= 1e-9 * scale:

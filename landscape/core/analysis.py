@@ -118,12 +118,12 @@ def analysis(
             all_arguments = arguments | arguments.get("about", {})  # the keys of **about are arguments, too
             not_compared = ("progress", "about")
             compare_ranks(name, {key: all_arguments[key] for key in all_arguments if key not in not_compared})
-            # The function itself checks its first argument, which may also be a run.
+            # The first argument is not checked here. A run is allowed, but does not fit the annotation.
             check_arguments(function, arguments, unchecked=(first_name, *unchecked))
             problem_or_run: Any = arguments.get(first_name)
             if "about" in signature.parameters:
-                # The label is the object's own attribute ``name``. If the object's class has a ``name``, such
-                # as a method, that is no label.
+                # The label is the object's own attribute ``name``. A method or property ``name`` of the class
+                # is no label.
                 problem_name = getattr(problem_or_run, "__dict__", {}).get("name")
                 origin = {"label": problem_name} if problem_name else {}
                 if is_run(problem_or_run):
@@ -176,6 +176,7 @@ def analysis(
         takes_run_itself = of_the_run is None
         forecast_or_none = forecast if need else None
         ANALYSES[decorated] = Analysis(decorated, group, options, variant, takes_run_itself, forecast_or_none)
+        # ``numerics`` records the version, and returns the function itself.
         return numerics(version)(decorated) if version else decorated
 
     return decorator

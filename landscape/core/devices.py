@@ -430,14 +430,18 @@ class Captured:
         self, kind: object, function: Callable[..., Tensor], tensors: Sequence[Tensor],
         written: Sequence[Tensor],
     ) -> Tensor:  # fmt: skip
-        """Return the result of a call; also record the function, and compare a replay with this call."""
+        """Return the result of a call; also record the function, and compare a replay with this call.
+
+        ``written`` are the tensors that ``function`` changes in place.
+        """
         written_before: list[Tensor] = []  # copies before the call; none if copying fails
         try:
             written_before = [t.clone() for t in written]
             with _without_waits() if tensors[0].is_cuda else contextlib.nullcontext():
                 expected = function(*tensors)
         except RuntimeError as error:  # for example, the function waits for the device
-            self._give_up(function, written, written_before, error)
+            # The call below starts from the tensors ``written`` as they were before the failed call.
+            self._give_up_and_restore(function, written, written_before, error)
             return function(*tensors)
         written_after: list[Tensor] = []  # copies after the call; none if copying fails
         try:
@@ -451,13 +455,14 @@ class Captured:
             if not all(torch.equal(_bits(of_replay), _bits(of_call)) for of_replay, of_call in pairs):
                 raise ArithmeticError("a replay gives other numbers")
         except Exception as error:  # for example, a function that seeds random numbers cannot be recorded
-            self._give_up(function, written, written_after, error)
+            # The caller gets the tensors ``written`` as the successful call has left them.
+            self._give_up_and_restore(function, written, written_after, error)
         return expected
 
-    def _give_up(
+    def _give_up_and_restore(
         self, function: object, written: Sequence[Tensor], values: Sequence[Tensor], error: Exception
     ) -> None:
-        """Call the function from now on, and set the tensors ``written`` to ``values``, if there are any."""
+        """Replay nothing from now on, and set the tensors ``written`` to ``values``, if there are any."""
         self.failure, self._recorded = first_words(error), None
         _restore(written, values)
         LOG.info("%s is not replayed: %s", getattr(function, "__qualname__", "a function"), self.failure)

@@ -338,7 +338,7 @@ class Lock:
         except PermissionError as error:
             raise OperationError(f"{lock_file}: cannot be written ({error.strerror})") from error
         except (OSError, NotImplementedError) as error:
-            # These errors mean that the lock's file is a link, a folder or a pipe.
+            # ELOOP, EISDIR and ENXIO mean that the lock's file is a link, a folder or a pipe.
             if getattr(error, "errno", 0) in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise OperationError(f"{lock_file}: {_NOT_LOCKABLE}") from error
             with contextlib.suppress(OSError):

@@ -126,7 +126,8 @@ def writing(
             return
         raw.seek(0)
         shutil.copyfileobj(raw, raw_copy, 1 << 20)
-        # Both files store a failed write as ``error``. An incomplete copy must not be opened as HDF5.
+        # A failed write to ``raw`` or ``raw_copy`` has raised nothing, but has set ``error``. An incomplete
+        # copy must not be opened as HDF5.
         if write_error := raw.error or raw_copy.error:
             raise write_error
         raw_copy.truncate(raw_copy.tell() - _CHECKSUM_LENGTH)  # without the checksum of ``path``
@@ -199,8 +200,9 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
                 failure = error
             except (OSError, RuntimeError) as error:
                 failure = OperationError(f"{path}: not a readable HDF5 file ({first_words(error)})")
-            # By now another file may be at ``path``. Its device or inode, the first two numbers of its stamp,
-            # is then another. The new file is tried only if the open file is faulty.
+            # By now a new file may be at ``path``. The new file has another device or inode than the open
+            # file: the first two numbers of their stamps differ. The new file is tried only if the open file
+            # is faulty.
             must_try_new_file = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
             if not must_try_new_file and not _has_changed(raw, stamp):
                 break
@@ -250,8 +252,8 @@ def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
             raise OperationError(f"{path}: another program writes it; close it there") from error
         except OSError:  # a file system without locks
             pass
-    # The validator opens the file by its descriptor. On systems without /proc it opens the path, and makes
-    # sure that the inode is the same.
+    # The validator opens the file by the descriptor of ``raw``. On systems without /proc the validator opens
+    # the path, and compares the inode of the file there with the one in ``stamp``.
     descriptor = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
     fault = _validator.fault_of(descriptor if os.path.exists(descriptor) else absolute_path, stamp)
     if fault.startswith(("damaged", "not a readable HDF5 file")):
@@ -315,7 +317,7 @@ class _Validator:
     def fault_of(self, path: str, stamp: tuple[int, ...]) -> str:
         """Return what is wrong with the file at ``path``, whose state is ``stamp``; "" for a sound file.
 
-        The answer also says if HDF5 crashes when it reads the file, or does not come to an end.
+        A file is not sound if HDF5 crashes over the file, or does not finish reading within a time limit.
         """
         _device, inode, length, *_times = stamp
         memory, time_limit = MEMORY + 2 * length, PATIENCE + length / PACE
@@ -324,7 +326,7 @@ class _Validator:
             try:
                 if self._process is None or self._owner != os.getpid() or self._memory < memory:
                     self.stop()
-                    self._start(memory + 2 * length)  # enough for a file of twice the length
+                    self._start(MEMORY + 2 * (2 * length))  # enough for a file of twice the length
             except OSError as error:
                 return f"cannot be examined, no process can be started for it ({error.strerror})"
             process: Any = self._process

@@ -133,6 +133,8 @@ class _FileChecker:
             max_size = EXPANSION * self.length + ALLOWANCE
             if filters and self.expanded_bytes + size > max_size:
                 raise UnsoundError(f"{path}: shape {shape} is too much for this file; use h5repack -f NONE")
+            # Without filters ``max_size`` is only a first, wide limit. Below, the size of such chunks must be
+            # the stored size, and fit into the file.
             if size > max_size or dataset.get_num_chunks() != chunks:
                 raise UnsoundError(f"{path}: shape {shape} is more than the file holds")
             stored_chunk_bytes = None if filters else chunk_bytes  # None: a filter may compress each chunk

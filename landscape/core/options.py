@@ -149,7 +149,7 @@ class OneOf:
 
 
 class _UnfitError(Exception):
-    """A value does not fit an annotation."""
+    """A value does not fit an annotation; :func:`fit` raises InputError in place of this error."""
 
 
 def fit(where: str, value: Any, annotation: Any) -> Any:
@@ -180,7 +180,7 @@ def fit(where: str, value: Any, annotation: Any) -> Any:
 
 
 def _converted(where: str, value: Any, annotation: Any) -> Any:
-    """Return the value in the annotation's type; raise InputError, or _UnfitError, which has no message."""
+    """Return the value in the annotation's type; raise InputError if a message is known, else _UnfitError."""
     kind = get_origin(annotation) or annotation
     args = get_args(annotation)
     if kind is Any:
@@ -211,7 +211,7 @@ def _converted(where: str, value: Any, annotation: Any) -> Any:
         value_class = os.PathLike if kind is Path else kind
         # An array of NumPy is allowed in place of a tensor.
         is_array = getattr(kind, "__name__", "") == "Tensor" and type(value).__name__ == "ndarray"
-        is_class = isinstance(value, type)  # it would pass as an instance of a protocol, by its methods
+        is_class = isinstance(value, type)  # a class with a protocol's methods would pass as an instance
         fits = is_array or (isinstance(value, value_class) and not is_class)
     if not fits:
         raise _UnfitError
@@ -376,11 +376,11 @@ def check_arguments(
         Traceback (most recent call last):
         landscape.core.errors.InputError: k: 0 is not allowed, it must be a whole number ≥ 1
     """
-    for name, hint in type_hints(function, bounds=True).items():
+    for name, hint in type_hints(function, bounds=True).items():  # with bounds of numbers, as in Count
         if name not in arguments or name in unchecked or _is_nan_default(function, name, arguments[name]):
             continue
         if get_origin(hint) is typing.Unpack:  # the annotation of **options by a TypedDict
-            keyword_types = type_hints(get_args(hint)[0])
+            keyword_types = type_hints(get_args(hint)[0], bounds=True)
             for key, value in arguments[name].items():
                 if key not in keyword_types:
                     raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{key}'")

@@ -88,21 +88,22 @@ def ratio_interval(
         [0.64, inf]
     """
     t2 = float(t_quantile(level, above.freedom)) ** 2
-    # The interval has each R ≥ 0 with a·R² − 2b·R + c ≤ 0. The roots are (b ± √(b² − ac)) / a.
+    # The interval has each R ≥ 0 with a·R² − 2b·R + c ≤ 0. With s = √(b² − ac), the roots are (b + s)/a, and
+    # (b − s)/a, which is c/(b + s).
     a = below.value**2 - t2 * below.standard_error**2
     b = above.value * below.value - t2 * covariance
     c = above.value**2 - t2 * above.standard_error**2
     if any(map(math.isnan, (a, b, c))):
         return math.nan, math.nan
-    b_plus_root = b + math.sqrt(max(b * b - a * c, 0.0))
+    b_plus_s = b + math.sqrt(max(b * b - a * c, 0.0))
     low = math.nan  # if no R ≥ 0 is in the interval
     if c <= 0:  # R = 0 is in the interval
         low = 0.0
-    elif b_plus_root > 0:  # the smaller root if a > 0, otherwise the only positive root
-        low = c / b_plus_root
-    # The larger root is the upper end if ``below`` is significantly above 0. If only a > 0 were required,
-    # ``below`` could also be significantly below 0.
-    high = b_plus_root / a if a > 0 and below.value > 0 else math.inf
+    elif b_plus_s > 0:  # c/(b + s) is the smaller root if a > 0, otherwise the only positive root
+        low = c / b_plus_s
+    # The upper end is the larger root if the denominator ``below`` is significantly positive. If a > 0, the
+    # denominator may still be significantly negative.
+    high = b_plus_s / a if a > 0 and below.value > 0 else math.inf
     return low, high
 
 

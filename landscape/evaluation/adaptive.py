@@ -67,8 +67,8 @@ HOPELESS = 4.0
 # be made up for.
 GIVEN_UP, GIVEN_UP_MARGIN = 2 / 3, 5.0
 
-# With what values are computed: all samples, a part of the samples, or all samples after a part.
-Level = Literal["single", "part", "whole"]
+# The samples of a refinement: all samples without a part, a part of the samples, or all samples after a part.
+Stage = Literal["without part", "part", "after part"]
 
 
 def first_points(shape: Sequence[int]) -> int:
@@ -101,23 +101,24 @@ def interpolate(
 
     Args:
         shape: the shape of the grid, such as (ny, nx).
-        whole: the columns for all samples.
+        whole: the columns of values on the grid, computed with all samples.
         tolerance: the largest allowed error; a relative tolerance is a share of each column's own range.
         deciding: the columns whose errors must be within ``tolerance``; the errors of other columns are only
             stated.
         seed: the seed of the draw of check points.
-        part: the columns of a part of the samples. A few points are computed with all samples first. If their
-            values are finite, the columns of the part are completed, and guide the choice of further points.
+        part: the same columns, computed with a part of the samples. A few points are first computed with all
+            samples. If their values are finite, the values of the part are computed or interpolated at all
+            points, and guide the choice of further points for all samples.
     """
-    level: Level = "single"
+    stage: Stage = "without part"
     guide = None
     if part is not None:
         coarse = coarse_indices(shape, GUIDED_BASE)  # these points are computed with or without a guide
         whole.compute(coarse)
         if all(np.isfinite(whole.columns[name][coarse]).all() for name in deciding):
-            level = "whole"
+            stage = "after part"
             guide = _guide_from(shape, part, tolerance, deciding, seed)
-    outcome = _refine(shape, whole, tolerance, deciding, seed, level, guide)
+    outcome = _refine(shape, whole, tolerance, deciding, seed, stage, guide)
     if outcome is None:  # the tolerance needs all points
         whole.compute(np.arange(len(whole.done)))
         no_errors = dict.fromkeys(whole.columns, 0.0)
@@ -129,7 +130,7 @@ def _guide_from(
     shape: Sequence[int], part: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int
 ) -> Guide | None:
     """Return a part's values at all points as a guide; None if they cannot be interpolated."""
-    outcome = _refine(shape, part, tolerance, deciding, seed, level="part")
+    outcome = _refine(shape, part, tolerance, deciding, seed, stage="part")
     if outcome is None:
         return None
     accurate = [name for name, stated in outcome.stated.items() if name in deciding or stated <= 1.0]
@@ -149,7 +150,7 @@ class _Round:
         margin: the factor of expected errors, as in :func:`_estimate`; None with few checks.
         min_new: the minimum number of points to compute if the refinement goes on.
         min_growth: the minimum share of points to compute, relative to the exact points.
-        min_stated: the smallest stated error, in units of the tolerance.
+        min_stated: the smallest error that a result states after the round, in units of the tolerance.
     """
 
     checks: int
@@ -165,14 +166,14 @@ class _Round:
         return self.checks // (2 if self.margin is None else 3)
 
     @classmethod
-    def after(cls, estimates: int, grid: FittedGrid, level: Level, few: bool) -> _Round:
+    def after(cls, estimates: int, grid: FittedGrid, stage: Stage, few: bool) -> _Round:
         """Return the round after a number of ``estimates``, with ``few`` checks if a smooth part guides."""
         if few:
             count = FEW_CHECKS[grid.dimension]
             return cls(count, 1.0, None, count // 2, 0.0, 1.0)
         checks, limit, margin = CHECKS[grid.dimension], 1.0, MARGIN
         growth = GROWTH if estimates else 0.0  # after the first round a few points are often enough
-        part_given_up = level == "whole" and grid.guide is None
+        part_given_up = stage == "after part" and grid.guide is None
         if part_given_up:
             checks, growth = int(GIVEN_UP * checks), GIVEN_UP * growth
         new = checks if estimates else checks // 3
@@ -180,7 +181,7 @@ class _Round:
         if grid.guide is not None:
             checks, limit = checks // 2, GUIDED_LIMITS[min(estimates, 1)]
             new = min(new, checks)
-        elif late and level == "part":
+        elif late and stage == "part":
             checks, limit = checks // 2, LATE_LIMIT
         elif late:
             limit, margin = (1.0, GIVEN_UP_MARGIN) if part_given_up else (LATE_LIMIT, LATE_MARGIN)
@@ -192,20 +193,20 @@ class _Round:
 
 def _refine(
     shape: Sequence[int], evaluations: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int,
-    level: Level, guide: Guide | None = None,
+    stage: Stage, guide: Guide | None = None,
 ) -> Outcome | None:  # fmt: skip
     """Compute points in rounds until the others can be interpolated, and interpolate these.
 
-    The first points are those of the coarsest level, or those that a ``guide`` chooses. The errors of the
+    The first points are the coarsest points, or those that a ``guide`` chooses. The errors of the
     ``deciding`` columns must be within the tolerance.
 
     The result is None if the caller must compute all points: if the grid is small, if more than a share
-    MAX_SHARE of its points is needed, or if no function can be fitted. It is also None if interpolated values
-    change the scale of a column, linear or logarithmic, although the column's extremes are exact.
+    MAX_SHARE of its points is needed, or if no function can be fitted. The smallest and the largest value of
+    a column decide whether its errors are measured on a linear or a logarithmic scale. The result is also
+    None if the interpolated values change this decision, although the column's extremes are exact.
 
-    At the level "part" the result is also None if more than a share PART_MAX_SHARE of the points is needed,
-    if the estimated error is HOPELESS, or if a value is not finite: the values of all samples may be not
-    finite at other points.
+    At the stage "part" the result is also None if more than a share PART_MAX_SHARE of the points is needed,
+    if the estimated error is HOPELESS, or if a value is not finite.
     """
     if 2 * first_points(shape) > len(evaluations.done):
         return None
@@ -213,21 +214,22 @@ def _refine(
     rng = np.random.default_rng([seed, *shape])
     next_points = grid.guided_indices(shape) if guide else coarse_indices(shape, BASE)
     is_smooth = guide is not None and guide.smooth and len(next_points) <= FEW_POINTS
-    max_share = PART_MAX_SHARE if level == "part" else MAX_SHARE
+    max_share = PART_MAX_SHARE if stage == "part" else MAX_SHARE
     # The largest error in units of the tolerance, estimated in each round with many check points.
     estimates: list[float] = []
     failures = 0
     while True:
         grid.compute(next_points)
-        if level == "part" and not grid.finite()[grid.exact].all():
+        if stage == "part" and not grid.finite()[grid.exact].all():
             return None
         if not grid.fit_and_compute_border():
             return None
         few_checks = is_smooth and failures < FEW_ROUNDS and grid.has_scale_of_guide()
-        this_round = _Round.after(len(estimates), grid, level, few_checks)
+        this_round = _Round.after(len(estimates), grid, stage, few_checks)
         if grid.exact.sum() + this_round.checks > max_share * len(evaluations.done):
             return None
-        outcome, expected_errors = _measure_errors(grid, this_round, rng, level != "single")
+        outcome, expected_errors = _measure_errors(grid, this_round, rng, probes=stage != "without part")
+        # ``outcome.stated`` has the estimated errors, until _on_final_scales replaces them at the end.
         estimate = max(outcome.stated[name] for name in deciding)
         if estimate <= this_round.error_limit:
             scales = {name: fit.scale for name, fit in grid.fits.items()}
@@ -245,7 +247,7 @@ def _refine(
         if not few_checks:
             estimates.append(estimate)
         falls_slowly = len(estimates) > 2 and estimate > estimates[-3] / 3
-        if level == "part" and HOPELESS < estimate < math.inf and falls_slowly:
+        if stage == "part" and HOPELESS < estimate < math.inf and falls_slowly:
             return None
         count = max(this_round.min_new, int(this_round.min_growth * grid.exact.sum()))
         next_points = grid.largest_expected(expected_errors, threshold=0.5, count=count)
@@ -273,7 +275,7 @@ def _on_final_scales(
 
 
 def _measure_errors(
-    grid: FittedGrid, this_round: _Round, rng: np.random.Generator, probes: bool
+    grid: FittedGrid, this_round: _Round, rng: np.random.Generator, *, probes: bool
 ) -> tuple[Outcome, Array]:
     """Draw the check points of a round from the open points, compute them, and estimate the errors.
 
@@ -281,19 +283,20 @@ def _measure_errors(
     within the limit of the round, no others are computed.
 
     Returns:
-        The estimates of :func:`_estimate` and, in the same unit, the expected errors (K,) at all points.
+        The same as :func:`_estimate`.
     """
     expected = grid.expected()
     predicted = grid.quantities(grid.open)
-    expected_in_units = [
+    expected_in_tolerances = [
         grid.fits[name].in_tolerance_units(predicted[name], expected[name]) for name in grid.deciding
     ]
-    largest = np.max(expected_in_units, axis=0)
+    largest = np.max(expected_in_tolerances, axis=0)
     chosen = np.zeros(0, int)  # positions in grid.open
-    counts = [this_round.probe, this_round.checks] if probes else [this_round.checks]
-    for count in counts:
-        probing = count < this_round.checks
-        positions = _check_points(rng, grid, largest, count - len(chosen), chosen, probing)
+    # The total number of check points after each step; with ``probes`` there are two steps.
+    total_counts = [this_round.probe, this_round.checks] if probes else [this_round.checks]
+    for total_count in total_counts:
+        probing = total_count < this_round.checks
+        positions = _check_points(rng, grid, largest, total_count - len(chosen), chosen, probing)
         grid.compute(grid.open[positions])
         chosen = np.union1d(chosen, positions)
         outcome, all_expected = _estimate(grid, predicted, expected, chosen, this_round.margin)
@@ -306,31 +309,34 @@ def _estimate(
     grid: FittedGrid, predicted: Mapping[str, Array], expected: Mapping[str, Array], positions: Array,
     margin: float | None,
 ) -> tuple[Outcome, Array]:  # fmt: skip
-    """Estimate the largest error of each column from the errors at check points, which are exact by now.
+    """Estimate the largest error of each column from the errors at the check points.
 
-    The expected errors are only known up to a factor. This factor is the mean error at the check points,
-    divided by the mean of the expected errors there, and multiplied by ``margin`` (by MARGIN if it is None).
+    The values at the check points have been computed. The expected errors are only known up to a factor. This
+    factor is the mean error at the check points, divided by the mean of the expected errors there, and
+    multiplied by ``margin``. The estimate is SAFETY times the largest error at the check points, or the
+    largest expected error if that is larger.
 
-    The estimate is SAFETY times the largest error at the check points, or the largest expected error if that
-    is larger. If ``margin`` is None, few points were checked: expected errors are left out for deciding
-    columns, and LINEAR_SAFETY replaces SAFETY where a linear kernel fits best.
+    A round with few check points has the ``margin`` None: MARGIN takes its place. The estimate of a deciding
+    column is then a multiple of the largest error at the check points alone: SAFETY times that error, or
+    LINEAR_SAFETY times where a linear kernel fits best.
 
     Args:
         grid: the grid with its fits.
         predicted: column -> (M,), the fitted quantity at the open points.
         expected: column -> (M,), its expected errors, up to a factor.
         positions: the check points, as positions in ``grid.open``.
-        margin: the factor of expected errors.
+        margin: the factor of expected errors; None in a round with few check points.
 
     Returns:
-        The estimates, and the largest expected errors (K,) of the deciding columns at all points, 0 at exact
-        points; both in units of the tolerance.
+        The outcome, whose ``stated`` has the estimates; and, at each of the K points of the grid, the largest
+        expected error of the deciding columns, (K,), 0 at exact points. All errors are in units of the
+        tolerance.
     """
     at_checks = {name: quantity[positions] for name, quantity in predicted.items()}
     estimates, largest_errors, scaled_expected = {}, {}, {}
-    for name, (errors, error_units) in grid.errors(at_checks, grid.open[positions]).items():
+    for name, (errors, errors_in_tolerances) in grid.errors(at_checks, grid.open[positions]).items():
         fit = grid.fits[name]
-        largest_errors[name] = float(error_units.max())
+        largest_errors[name] = float(errors_in_tolerances.max())
         finite = np.isfinite(errors)
         total_expected = float(expected[name][positions][finite].sum())
         total = float(errors[finite].sum())

@@ -84,8 +84,8 @@ def block_size(
     widest = max(width for width, _ in weight_shapes)
     later_weights = problem.layout.size - first_width * inputs
     number_bytes = problem.weights.itemsize
-    # How many copies of a layer's numbers may exist at once. Metrics need one more with dimensions in another
-    # order, and up to two in float64, which take the memory of two each.
+    # How many copies of a layer's numbers may exist at once. Metrics need up to three more: one with the
+    # dimensions in another order, and two in float64, each of which is as large as two copies.
     copies = ACTIVATION_COPIES + (5 if problem.metrics else 0)
     # The center and the two directions in one tensor, and the weights of later layers at one point.
     fixed_bytes = 3 * problem.weights.nbytes + copies * later_weights * number_bytes
@@ -97,26 +97,27 @@ def block_size(
         return None
     scaled = functools.partial(scaled_to_device, device=problem.device)
     chunk = int(min(scaled(CHUNK), problem.samples, (budget.remaining - fixed_bytes) // sample_bytes))
-    # At one point: the activations or the weights, whichever are larger; ``copies`` has room for the others.
+    # At one point, the activations or the weights, whichever are larger. Below, ``copies`` of the larger ones
+    # are counted, which also have room for the smaller ones.
     point_bytes = max(chunk * widest, later_weights) * number_bytes
     remaining = budget.remaining - fixed_bytes - 3 * first_width * chunk * number_bytes
     max_by_memory = remaining // (copies * point_bytes)
     max_by_cache = scaled(BLOCK_BYTES) // point_bytes
+    # On a CPU, a smaller chunk allows a block of more points: their product stays the same.
     max_block = MAX_BLOCK * CHUNK // chunk if problem.device.type == "cpu" else MAX_GPU_BLOCK
     return chunk, int(max(1, min(max_block, count, max_by_cache, max_by_memory)))
 
 
-@torch.no_grad()
-def batched(
-    loss: PlaneLoss, layers: list[Layer], size: tuple[int, int], stores_products: bool = False
-) -> Totals:
+@torch.no_grad()  # here; the callers of the returned function turn gradients off, too
+def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int], may_store: bool = False) -> Totals:
     """Return the function that computes the totals of points by the batched method, see :data:`Totals`.
 
     Args:
         loss: the loss on the plane.
         layers: the layers of the model, a chain that begins with a linear layer.
         size: the number of samples in a chunk, and the number of points in a block.
-        stores_products: whether the products of the first layer, which all points share, may be stored.
+        may_store: whether tensors that several chunks or calls share may be stored: the parameters at the
+            points, and the products of the first layer.
     """
     problem, samples = loss.problem, loss.problem.samples
     chunk, block = size
@@ -130,29 +131,31 @@ def batched(
     output_count = views[last_layer.weight].shape[1]
     has_classes = y.dim() == 1 and not y.is_floating_point() and output_count > 1
     has_accuracy = has_classes and bool(((y >= 0) & (y < output_count)).all())
+    # A built-in metric has a ``statistic``, which is computed from Scores. A metric of the user has none.
+    is_builtin = [metric.statistic is not None for metric in problem.metrics]
     # If a built-in metric needs the terms of a softmax loss, the loss is computed from the same terms.
-    has_softmax_terms = (
-        has_accuracy and is_softmax_loss(problem.criterion) and any(m.statistic for m in problem.metrics)
-    )
+    has_softmax_terms = has_accuracy and is_softmax_loss(problem.criterion) and any(is_builtin)
 
     def at_points(values: Tensor, points: Tensor) -> Tensor:
-        """Return ``values`` (3, *shape) of the center and of each direction at points (k, 2), (k, *shape).
+        """Return the values (k, *shape) at ``points`` (k, 2).
 
-        Element by element, because a matrix product rounds differently with another number of points.
+        ``values`` (3, *shape) are those at the center, and their changes along the two directions. The
+        computation is element by element, because a matrix product rounds differently with another number of
+        points.
         """
         a, b = points.T.reshape(2, -1, *[1] * (values.dim() - 1))
         return torch.addcmul(values[0], a, values[1]).addcmul_(b, values[2])
 
-    def block_sums(
-        points: Tensor, parameters: dict[str, Tensor], products: Tensor, y_chunk: Tensor
+    def evaluate_chunk(
+        points: Tensor, parameters: dict[str, Tensor], input_products: Tensor, y_chunk: Tensor
     ) -> list[Tensor]:
-        """Return what a chunk of B samples adds to the totals of a block of k points.
+        """Evaluate a chunk of B samples at a block of k points.
 
         Args:
             points: (k, 2).
-            parameters: those of later layers and all biases at the points, (k, *shape) by name.
-            products: (3, width, B), the first layer's weights of the center and of each direction, times the
-                samples.
+            parameters: name -> (k, *shape), at the points: all parameters except the first layer's weights.
+            input_products: (3, width, B), the first layer's weights of the center and of each direction,
+                times the samples.
             y_chunk: (B, …), the targets of the samples.
 
         Returns:
@@ -160,7 +163,7 @@ def batched(
             its S terms over the samples.
         """
         point_count = len(points)
-        h = at_points(products, points)  # (k, width, B)
+        h = at_points(input_products, points)  # (k, width, B)
         if first_layer.bias:
             h += parameters[first_layer.bias].unsqueeze(-1)
         for layer in later_layers:
@@ -171,63 +174,67 @@ def batched(
             else:
                 h = torch.bmm(parameters[layer.weight], h)
         targets = y_chunk.expand(point_count, *y_chunk.shape)
+        # Scores takes targets that are no classes as (outputs, B), the form that ``numbers`` gives.
         scores = Scores(h, y_chunk if has_classes else numbers(y_chunk))
         if has_softmax_terms:
-            # Cross-entropy is log Σ exp(outputs), which is top + scale, minus the output of the target's
-            # class, own. All three are (k, 1, B).
+            # Each (k, 1, B): top is the largest output, own is the output of the target's class, and scale is
+            # log Σ exp(outputs − top). Cross-entropy, log Σ exp(outputs) − own, is top − own + scale.
             losses = (scores.top - scores.own + scores.scale).mean(2)[:, 0]
         else:
             losses = stacked_losses(problem.criterion, h, targets)
         # scores.right: (k, B)
         correct = scores.right.sum(1) if has_accuracy else torch.full_like(losses, torch.nan)
         # (k·B, outputs), for metrics of the user, which take a row for each sample.
-        rows = None if all(m.statistic for m in problem.metrics) else h.transpose(1, 2).flatten(0, 1)
+        rows = None if all(is_builtin) else h.transpose(1, 2).flatten(0, 1)
         sample_sums = [metric.sums(rows, targets.flatten(0, 1), scores) for metric in problem.metrics]
         sums = [values.view(point_count, -1, values.shape[1]).sum(1) for values in sample_sums]
         return [losses, correct, *sums]
 
     first_weights = views.pop(first_layer.weight).flatten(0, 1)  # (3·width, inputs)
-    stored_blocks = BLOCK_BYTES // (problem.weights.nbytes * block) if stores_products else 0
-    stores_products &= len(first_weights) * samples * x.itemsize <= PRODUCT_BYTES
+    stored_blocks = BLOCK_BYTES // (problem.weights.nbytes * block) if may_store else 0
+    stores_products = may_store and len(first_weights) * samples * x.itemsize <= PRODUCT_BYTES
     stored_products: dict[int, Tensor] = {}  # by the number of the first sample
+    # On a CPU, all blocks of MIN_BLOCK points or more give a point the same bits; on a GPU, full blocks do.
     min_block = MIN_BLOCK if problem.device.type == "cpu" else block
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
-        # The last point is repeated so that a point's bits do not depend on the other points of the call: on
-        # a GPU all blocks have one shape, on a CPU the last block has at least MIN_BLOCK points.
+        # The last point is repeated until the last block has at least ``min_block`` points. A point's bits
+        # then do not depend on the other points of the call.
         last_block = (len(points) - 1) % block + 1
         padding = max(0, min(min_block, block) - last_block)
         padded = torch.cat((points, points[-1:].expand(padding, 2))).to(problem.device, problem.dtype)
 
         @functools.lru_cache(maxsize=stored_blocks)
-        def parameters(k: int) -> dict[str, Tensor]:
-            return {name: at_points(values, padded[k : k + block]) for name, values in views.items()}
+        def parameters(first_point: int) -> dict[str, Tensor]:
+            block_points = padded[first_point : first_point + block]
+            return {name: at_points(values, block_points) for name, values in views.items()}
 
         total = loss.zeros(len(padded))
-        metric_sums: list[Tensor] = []  # of each metric, (points, S)
+        metric_sums: list[Tensor] = []  # for each metric, (points, S), the sums of its S terms
         for i in range(0, samples, chunk):
             x_chunk, y_chunk = x[i : i + chunk], y[i : i + chunk]
             count = len(x_chunk)
-            products = stored_products.get(i)
-            if products is None:
-                products = (first_weights @ x_chunk.flatten(1).T).view(3, -1, count)
+            input_products = stored_products.get(i)
+            if input_products is None:
+                input_products = (first_weights @ x_chunk.flatten(1).T).view(3, -1, count)
             if stores_products:
-                stored_products[i] = products
-            for k in range(0, len(padded), block):
-                rows = slice(k, k + block)
-                losses, correct, *sums = block_sums(padded[rows], parameters(k), products, y_chunk)
-                total[rows, 0] += double(losses) * count
+                stored_products[i] = input_products
+            for first_point in range(0, len(padded), block):
+                rows = slice(first_point, first_point + block)
+                chunk_values = evaluate_chunk(padded[rows], parameters(first_point), input_products, y_chunk)
+                mean_losses, correct, *sums = chunk_values
+                total[rows, 0] += double(mean_losses) * count
                 total[rows, 1] += correct.to(total.device)
                 if not metric_sums:
                     metric_sums = [total.new_zeros(len(total), values.shape[1]) for values in sums]
                 for metric_sum, values in zip(metric_sums, sums, strict=True):
                     metric_sum[rows] += values
-                progress((i + count * (k + block) / len(padded)) / samples)
-            del products  # frees memory for the next products
-        # After the losses and the correct samples, one column for each metric. A metric is a function of
-        # means; a caller divides all columns by the number of samples.
-        for k, (metric, metric_sum) in enumerate(zip(problem.metrics, metric_sums, strict=True), 2):
-            total[:, k] = metric.finish(metric_sum / samples) * samples
+                progress((i + count * (first_point + block) / len(padded)) / samples)
+            del input_products  # frees memory for the next products
+        # After the losses and the correct samples, one column for each metric, times ``samples``: a caller
+        # divides all columns by ``samples``. ``finish`` gives the metric for the means of its terms.
+        for column, (metric, metric_sum) in enumerate(zip(problem.metrics, metric_sums, strict=True), 2):
+            total[:, column] = metric.finish(metric_sum / samples) * samples
         return total[: len(points)]
 
     return totals
@@ -307,7 +314,8 @@ class PlaneLoss:
     def agrees(self, method: str, totals_of: Callable[[PlaneLoss], Totals], *, is_forced: bool) -> bool:
         """Return whether a method gives the losses of the model, at three points and on a few samples.
 
-        If it does not, warn with PathWarning or, if ``is_forced``, raise InputError.
+        If it does not, raise InputError if ``is_forced``. Otherwise warn (PathWarning) that the model itself
+        is used in place of the method.
 
         Args:
             method: the name of the method, for messages.
@@ -317,7 +325,7 @@ class PlaneLoss:
         if self.problem.check == "off":
             return True
         small_loss = replace(self, problem=few_of(self.problem))
-        # 1e-3 stands for the norm of a center of zeros (our choice).
+        # The center's norm counts as at least 1e-3, as it may be 0 (our choice).
         distance = DISPLACEMENT * max(float(vector_norm(self.center)), 1e-3)
         norms = vector_norm(self.directions).tolist()
         a, b = [distance / norm if norm > 0 else 0.0 for norm in norms]
@@ -332,7 +340,8 @@ class PlaneLoss:
             losses, expected_losses = totals[:, 0], expected[:, 0]
             atol = rtol * samples  # losses are sums over the samples
             same_losses = torch.allclose(losses, expected_losses, rtol=rtol, atol=atol, equal_nan=True)
-            # The accuracy, column 1, may differ where two outputs are almost equal, but not in being NaN.
+            # Where two outputs are almost equal, the numbers of correct samples (column 1) may differ. They
+            # must be NaN at the same points.
             if same_losses and torch.equal(totals[:, 1].isnan(), expected[:, 1].isnan()):
                 return True
             worst = int((losses - expected_losses).abs().nan_to_num(nan=torch.inf).argmax())
@@ -436,7 +445,10 @@ def evaluator(
     layers = chain(problem)
     autocast_dtype = AUTOCASTS[autocast] if autocast else None
     dtype = autocast_dtype or problem.dtype
-    begins_linear = layers is not None and isinstance(layers[0], LinearLayer)  # all points share its products
+    # All points share the products of a linear first layer with the inputs: those of the center's weights and
+    # of both directions.
+    begins_linear = layers is not None and isinstance(layers[0], LinearLayer)
+    # A metric with ``of_sums`` is a function of means over the samples.
     can_batch = begins_linear and dtype == problem.dtype and all(m.of_sums for m in problem.metrics)
     # For a model in half precision the plane has float32. Each point is then a forward pass of the model, so
     # that rounding is as in the user's network.
@@ -468,7 +480,7 @@ def _batched_evaluator(
         return None
     chunk, block = size
     chunked = problem if budget.limit is None else problem.on(problem.data.in_chunks(chunk))
-    totals = loss.with_penalty(batched(loss, layers, size, stores_products=budget.limit is None))
+    totals = loss.with_penalty(batched(loss, layers, size, may_store=budget.limit is None))
     return Evaluator("batched", block, problem.samples, autocast, totals, chunked)
 
 
@@ -480,17 +492,18 @@ def _folded_or_pointwise(
     Only the folded method can compute in a ``dtype`` other than the model's.
     """
     problem, same_dtype = loss.problem, dtype == loss.problem.dtype
-    theta_bytes = problem.weights.nbytes  # one buffer, which holds the weights of one point at a time
+    unfolded_bytes = problem.weights.nbytes  # one buffer, which holds the weights of one point at a time
     folded_bytes = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
     can_fold = method != "pointwise" and not problem.batchnorm.varies and problem.separable
     folded = fold(problem.model, dtype) if can_fold else None
-    # Folding is faster for convolutions. The folded weights must fit into the memory.
-    is_useful = folded is not None and folded.convolves and theta_bytes + folded_bytes <= budget.remaining
+    # Folding is faster for convolutions. "auto" also requires that the folded weights fit into the memory.
+    is_useful = folded is not None and folded.convolves and unfolded_bytes + folded_bytes <= budget.remaining
     if method == "auto" and same_dtype and not is_useful:
         folded = None
     elif folded is not None:
-        # Compared in the model's dtype, in which the losses must be equal up to rounding.
+        # Compared in the model's dtype, in which the losses must be equal up to rounding. If they are not,
+        # a method that the user has chosen raises InputError.
         converted = folded if same_dtype else folded.converted(problem.dtype)
         if not loss.agrees("folded", lambda few: folded_totals(few, converted), is_forced=method != "auto"):
             folded = None
@@ -498,7 +511,7 @@ def _folded_or_pointwise(
         option = "method: 'folded'" if same_dtype else f"autocast: '{autocast}'"
         words = "a model that torch.fx can trace, BatchNorm statistics of the center, and a mean as loss"
         raise InputError(f"{option} needs {words}; leave it out")
-    weight_bytes = theta_bytes + (folded_bytes if folded else 0)
+    weight_bytes = unfolded_bytes + (folded_bytes if folded else 0)
     # With a narrower dtype, activations are smaller, and a chunk can have more samples.
     chunk_factor = max(1, problem.dtype.itemsize // dtype.itemsize)
     chunked = _in_chunks(problem, budget, weight_bytes, chunk_factor)
@@ -530,21 +543,21 @@ def check_one_loss(
     nearest = int(finite_indices[points[torch.from_numpy(finite_indices)].norm(dim=1).argmin()])
     a, b = points[nearest].tolist()
     theta = PlaneLoss(problem, center, directions).move(a, b, torch.empty_like(center))
-    loss, own_loss = float(losses[nearest]), problem.loss(theta)
+    loss, problem_loss = float(losses[nearest]), problem.loss(theta)
     eps = torch.finfo(problem.dtype).eps
     # Half of the digits of the loss, or a hundred eps if the loss is nearly 0 (our choice).
-    allowed = math.sqrt(eps) * abs(own_loss) + 100 * eps
-    if abs(loss - own_loss) <= allowed:
+    allowed = math.sqrt(eps) * abs(problem_loss) + 100 * eps
+    if abs(loss - problem_loss) <= allowed:
         return
     second_loss = problem.loss(theta)  # differs from the first if the model or the loss is random
     cause = f"the method '{evaluate.method}' is wrong for this model; use method='pointwise'"
     if evaluate.method == "pointwise":
-        cause = "model or loss keeps something of an earlier pass; let it do so in training only"
-    if not abs(second_loss - own_loss) <= allowed:
+        cause = "model or loss keeps something of an earlier pass; keep nothing in eval mode"
+    if not abs(second_loss - problem_loss) <= allowed:
         cause = f"the loss is {second_loss:.8g} in a second pass; it is random, or changes with each pass"
     raise InputError(
         f"model or loss: at the point ({a:.4g}, {b:.4g}) the loss is {loss:.8g}, but by Problem.loss() it "
-        f"is {own_loss:.8g}: {cause}"
+        f"is {problem_loss:.8g}: {cause}"
     )
 
 

@@ -17,9 +17,9 @@ from landscape.evaluation.interpolant import (
     ErrorScale,
     Interpolant,
     Tolerance,
+    choose_points,
     coarse_indices,
     evaluate,
-    follow,
 )
 
 # All numbers here are our choice, from the surfaces of benchmarks/surfaces.py.
@@ -302,9 +302,10 @@ class FittedGrid:
     def guided_indices(self, shape: Sequence[int]) -> Array:
         """Return the points to compute first: an interpolant through them approximates the guide's values.
 
-        They include the coarsest GUIDED_BASE × GUIDED_BASE points and the guide's extremes, which are
-        computed here. The values of all samples there decide between a linear and a logarithmic scale, on
-        which the interpolant must approximate the guide.
+        The guide has the values that were computed with a part of the samples. The points include the
+        coarsest GUIDED_BASE × GUIDED_BASE points and the extremes of the guide. At these first points, this
+        method also computes the values with all samples. The values with all samples decide between a linear
+        and a logarithmic scale, on which the interpolant must approximate the guide.
         """
         assert self.guide is not None
         guides = {name: self.guide.columns[name] for name in self.deciding}
@@ -312,18 +313,19 @@ class FittedGrid:
         first = chosen = np.union1d(coarse_indices(shape, GUIDED_BASE), extremes)
         self.compute(first)
         for name, values in guides.items():
-            # A guide with values ≤ 0 has no logarithms: it is followed on its own scale, which is linear.
+            # A guide with values ≤ 0 has no logarithms. The scale is then that of the guide, which is linear.
             scale_values = self._columns[name][first] if values.min() > 0 else values
             scale = ErrorScale.of(scale_values[np.isfinite(scale_values)], self._tolerance)
             self._followed_log[name] = scale.log
-            # What to approximate, and factors that convert its errors to units of the tolerance. On a log
-            # scale the values are tried, too: their errors divided by the values are errors of logarithms.
+            # What to approximate, and factors that convert its errors to units of the tolerance. The numbers
+            # scale(values) have this unit already. On a log scale the values themselves are tried, too. The
+            # error of a logarithm is the error of the value divided by the value.
             targets = [(scale(values), np.ones(len(values)))]
             if scale.log:
                 targets.append((values, 1 / (scale.limit * values)))
             counts = GUIDED_COUNTS[self.dimension]
             choices = [
-                follow(self.coordinates, target, factors, kernel, chosen, FOLLOW_ERROR, *counts)
+                choose_points(self.coordinates, target, factors, kernel, chosen, FOLLOW_ERROR, *counts)
                 for target, factors in targets
                 for kernel in ("cubic", "quintic")
             ]

@@ -269,16 +269,17 @@ def compute_missing(
         first_values, _ = _gather(chosen_values, {}, group)[0]
         for name, column in columns_and_done.items():
             column[indices] = first_values[name]
-    # The numbers of the blocks that have missing points.
+    # The indices of the blocks that have missing points.
     missing_blocks = np.unique(np.flatnonzero(~done[indices]) // block)
-    min_blocks, all_blocks = math.ceil(dispatch.min_per_process / block), math.ceil(len(indices) / block)
+    min_blocks_per_process = math.ceil(dispatch.min_per_process / block)
+    total_blocks = math.ceil(len(indices) / block)
     # The number of blocks that all processes together compute before the next save.
-    block_count = len(missing_blocks) if save is None else min_blocks * processes
+    block_count = len(missing_blocks) if save is None else min_blocks_per_process * processes
     save_seconds = 0.0
     while len(missing_blocks):
-        finished_before = 1 - len(missing_blocks) / all_blocks
+        finished_before = 1 - len(missing_blocks) / total_blocks
         blocks, missing_blocks = missing_blocks[:block_count], missing_blocks[block_count:]
-        report = portion(dispatch.progress, finished_before, 1 - len(missing_blocks) / all_blocks)
+        report = portion(dispatch.progress, finished_before, 1 - len(missing_blocks) / total_blocks)
         # For each process, the indices of its points.
         process_indices = [_points_of(share, block, indices) for share in np.array_split(blocks, processes)]
         clock = time.perf_counter()
@@ -304,8 +305,8 @@ def compute_missing(
         seconds_per_block = slowest / math.ceil(len(blocks) / processes)
         # Only the first process saves.
         seconds_between_saves = max(SAVE_SECONDS, SAVE_RATIO * all_facts[0]["save_seconds"])
-        blocks_per_process = int(min(seconds_between_saves / max(seconds_per_block, 1e-9), all_blocks))
-        block_count = processes * max(min_blocks, blocks_per_process)
+        blocks_per_process = int(min(seconds_between_saves / max(seconds_per_block, 1e-9), total_blocks))
+        block_count = processes * max(min_blocks_per_process, blocks_per_process)
         report(1.0)
 
 
@@ -474,7 +475,7 @@ class Grid:
 
     def complete(
         self, evaluate: Evaluate, dispatch: Dispatch, deciding: Sequence[str], optional: Sequence[str] = (),
-        seed: int = 0, part: Evaluator | None = None,
+        seed: int = 0, part_evaluator: Evaluator | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Complete the columns: compute values until the others can be interpolated within the tolerance.
 
@@ -483,11 +484,11 @@ class Grid:
         Args:
             evaluate, dispatch: as for :func:`compute_missing`.
             deciding: the columns whose error must be within the tolerance.
-            optional: further columns. A column whose error is more than MAX_TOLERANCES times the tolerance
-                gets NaN in place of interpolated values.
+            optional: further columns. A column whose stated error is more than MAX_TOLERANCES times the
+                tolerance gets NaN in place of interpolated values.
             seed: the seed of the points at which the error is measured.
-            part: an evaluator on a part of the samples, whose values guide which points are computed; None:
-                there is none.
+            part_evaluator: an evaluator on a part of the samples, whose values guide which points are
+                computed; None: there is none.
 
         Returns:
             The fields of :class:`landscape.results.grids.Interpolated` that describe the interpolation;
@@ -506,26 +507,29 @@ class Grid:
         finished = 0.0  # the share of the progress bar
 
         def evaluations(
-            values: dict[str, Array], done: Array, evaluate: Evaluate, dispatch: Dispatch
+            columns: dict[str, Array], is_done: Array, evaluate_points: Evaluate, calls: Dispatch
         ) -> Evaluations:
+            """Return evaluations, with all samples or with a part, that write to ``columns``."""
+
             def compute(indices: Array) -> None:
                 nonlocal finished
                 # The number of calls is not known. Each call advances the bar by a share of its rest.
                 finished_after = finished + (1 - finished) * SHARE_OF_REST
-                call = replace(dispatch, progress=portion(dispatch.progress, finished, finished_after))
-                compute_missing(self.points, done, values, evaluate, call, indices)
+                call = replace(calls, progress=portion(calls.progress, finished, finished_after))
+                compute_missing(self.points, is_done, columns, evaluate_points, call, indices)
                 finished = finished_after
 
-            return Evaluations({name: values[name] for name in interpolated}, done, compute)
+            return Evaluations({name: columns[name] for name in interpolated}, is_done, compute)
 
         whole = evaluations(flat_columns, done, evaluate, dispatch)
         part_done, part_evaluations = np.zeros(len(done), bool), None
-        if part is not None:
+        if part_evaluator is not None:
             part_values = {name: np.full(len(done), np.nan) for name in interpolated}
-            part_dispatch = replace(dispatch, min_per_process=part.block, save=None)
-            part_evaluations = evaluations(part_values, part_done, part, part_dispatch)
+            part_dispatch = replace(dispatch, min_per_process=part_evaluator.block, save=None)
+            part_evaluations = evaluations(part_values, part_done, part_evaluator, part_dispatch)
         outcome = interpolate(self.done.shape, whole, self.tolerance, deciding, seed, part_evaluations)
-        # The errors in ``outcome`` are multiples of the tolerance.
+        # ``outcome.largest`` has the largest errors at check points, ``outcome.stated`` the estimated errors of
+        # all points. The errors are multiples of the tolerance.
         names = tuple(name for name in interpolated if outcome.stated.get(name, np.inf) <= MAX_TOLERANCES)
         for name in set(optional) - set(names):
             interpolated[name][~done] = np.nan
@@ -539,7 +543,7 @@ class Grid:
             "largest_error": tolerance_size * np.array([outcome.largest[name] for name in names]),
             "checks": outcome.checks,
             "log_columns": tuple(name for name in names if name in outcome.log),
-            "part_samples": part.samples if part is not None else 0,
+            "part_samples": part_evaluator.samples if part_evaluator is not None else 0,
             "part_evaluations": int(part_done.sum()),
         }
 

@@ -186,23 +186,23 @@ def monomials(at: Array, degree: int) -> Array:
     )
 
 
-def follow(
+def choose_points(
     at: Array, values: Array, weights: Array, kernel: str, start: Array, tolerance: float, minimum: int,
     usual: int, maximum: int,
 ) -> Array:  # fmt: skip
     """Choose few points whose interpolant, of a ``kernel``, approximates ``values`` at all points.
 
-    The first points are those of ``start``. Each next point is the one where the interpolant through the
-    points so far has the largest weighted error. A point adds a row to a Newton basis, so that no system of
-    equations is solved again.
+    The first points determine a polynomial. The next points are those of ``start``. Each further point is the
+    one where the interpolant through the points so far has the largest weighted error. A point adds a row to
+    a Newton basis, so that no system of equations is solved again.
 
     Args:
         at: points (K, d).
         values: (K,), finite.
         weights: (K,), factors of the errors.
         kernel: a name in KERNELS.
-        start: indices of the first points, at most ``maximum``.
-        tolerance: the allowed weighted error. It is doubled once ``usual`` points are chosen.
+        start: indices of points to choose, at most ``maximum``.
+        tolerance: the allowed weighted error. It is doubled once the number of points has reached ``usual``.
         minimum, usual, maximum: numbers of points. At least ``minimum`` and at most ``maximum`` are chosen;
             fewer if the errors are only rounding.
 
@@ -239,7 +239,7 @@ def follow(
         column = phi(np.linalg.norm(at - at[index], axis=1))
         column -= lagrange @ phi_to_nodes[index] + phi_remainder @ lagrange[index]
         column = sign * column - basis[:row, index] @ basis[:row]
-        if not column[index] > 0:  # only rounding is left, here and at other points
+        if not column[index] > 0:  # the point adds only rounding to the basis: the search ends
             break
         basis[row] = column / np.sqrt(column[index])
         residual -= residual[index] / basis[row, index] * basis[row]
@@ -270,8 +270,8 @@ def widest_holes(
     """Return ``chosen`` and ``count`` more positions in ``candidates``, in the widest holes between points.
 
     Coordinates are in half steps of a grid: odd for points, even for a point's corners, half a step away.
-    The hole at a candidate is as wide as the largest distance of one of its corners from the nearest exact or
-    chosen point, reduced by a random share.
+    Each corner of a candidate has a distance from the nearest exact or chosen point. The width of the hole at
+    the candidate is the largest of these distances, reduced by a random share.
 
     Args:
         rng: the generator of the shares.
