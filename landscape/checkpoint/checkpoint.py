@@ -295,7 +295,7 @@ class Checkpoint(Shown):
         take = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         network = self._network(where, model)
         set_tensors(network, {name: take(rows) for name, rows in self.buffers.items()}, where)
-        # The caller has replaced a name "MODULE:NAME" by an object. A ``loss`` that is a string is "data", and
+        # The caller has replaced a name "MODULE:NAME" by an object. A ``loss`` that is a string is "data". It
         # stands for the data set's loss.
         criterion = dataset.loss if isinstance(loss, str) else loss
 

@@ -118,7 +118,7 @@ def analysis(
             all_arguments = arguments | arguments.get("about", {})  # the keys of **about are arguments, too
             not_compared = ("progress", "about")
             compare_ranks(name, {key: all_arguments[key] for key in all_arguments if key not in not_compared})
-            # The first argument is not checked here. A run is allowed, but does not fit the annotation.
+            # The first argument is not checked. A run in place of a problem would not fit the annotation.
             check_arguments(function, arguments, unchecked=(first_name, *unchecked))
             problem_or_run: Any = arguments.get(first_name)
             if "about" in signature.parameters:

@@ -316,9 +316,8 @@ def _estimate(
     multiplied by ``margin``. The estimate is SAFETY times the largest error at the check points, or the
     largest expected error if that is larger.
 
-    A round with few check points has the ``margin`` None: MARGIN takes its place. The estimate of a deciding
-    column is then a multiple of the largest error at the check points alone: SAFETY times that error, or
-    LINEAR_SAFETY times where a linear kernel fits best.
+    A round with few check points has the ``margin`` None. The factor then has MARGIN, the expected errors of
+    deciding columns are left out, and LINEAR_SAFETY replaces SAFETY where a linear kernel fits best.
 
     Args:
         grid: the grid with its fits.

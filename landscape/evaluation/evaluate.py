@@ -103,7 +103,7 @@ def block_size(
     remaining = budget.remaining - fixed_bytes - 3 * first_width * chunk * number_bytes
     max_by_memory = remaining // (copies * point_bytes)
     max_by_cache = scaled(BLOCK_BYTES) // point_bytes
-    # On a CPU, a smaller chunk allows a block of more points: their product stays the same.
+    # On a CPU, a block has more points if chunks are smaller, so that samples times points stays the same.
     max_block = MAX_BLOCK * CHUNK // chunk if problem.device.type == "cpu" else MAX_GPU_BLOCK
     return chunk, int(max(1, min(max_block, count, max_by_cache, max_by_memory)))
 

@@ -528,8 +528,8 @@ class Grid:
             part_dispatch = replace(dispatch, min_per_process=part_evaluator.block, save=None)
             part_evaluations = evaluations(part_values, part_done, part_evaluator, part_dispatch)
         outcome = interpolate(self.done.shape, whole, self.tolerance, deciding, seed, part_evaluations)
-        # ``outcome.largest`` has the largest errors at check points, ``outcome.stated`` the estimated errors of
-        # all points. The errors are multiples of the tolerance.
+        # ``outcome.largest`` has the largest errors at check points. ``outcome.stated`` has errors that are
+        # estimated for all points. The errors are multiples of the tolerance.
         names = tuple(name for name in interpolated if outcome.stated.get(name, np.inf) <= MAX_TOLERANCES)
         for name in set(optional) - set(names):
             interpolated[name][~done] = np.nan
