@@ -354,8 +354,8 @@ def test_learners_have_parts_of_measured_heterogeneity(split: str, samples: int,
     """By hand, in float64: minibatches from the parts, DPSGD's step on the ring, and n⁻¹ Σ ‖∇L_j − ∇L‖²."""
     settings = {"dtype": "float64", "steps": 3, "decompose.every": 1, "decompose.samples": samples}
     trainer = Trainer(recipe.read(str(tiny), settings | {"data.split": split}))
-    assert trainer.parts is not None
-    problem, parts = trainer.train_problem, trainer.parts.indices
+    assert trainer.data_parts is not None
+    problem, parts = trainer.train_problem, trainer.data_parts.indices
     assert sorted(torch.cat(parts).tolist()) == list(range(200))
     weights, expected = trainer.weights.clone(), []
     for t in range(1, 4):
@@ -494,9 +494,9 @@ def test_a_run_with_parts_records_them_and_goes_on_to_the_bit(
 def test_all_samples_of_equal_parts_are_each_learners_own(tiny: Path) -> None:
     settings = {"sampling": "all", "batch": 200, "data.split": "sizes(0.25, 0.25, 0.25, 0.25)", "steps": 1}
     trainer = Trainer(recipe.read(str(tiny), settings | {"dtype": "float64"}))
-    assert trainer.parts is not None
+    assert trainer.data_parts is not None
     start = trainer.train_problem.weights
-    own = [trainer.train_problem.subset(part).gradient(start) for part in trainer.parts.indices]
+    own = [trainer.train_problem.subset(part).gradient(start) for part in trainer.data_parts.indices]
     torch.testing.assert_close(trainer.run().weights, start - 0.2 * torch.stack(own))
 
 
@@ -512,9 +512,9 @@ def test_data_of_ones_own_are_divided_by_columns_of_their_own(form: str, tiny: P
         splits |= dict.fromkeys(("train", "test"), (x, torch.stack([y, y], 1)))
     given = as_data(SimpleNamespace(**splits) if form == "object" else splits)
     trainer = Trainer(recipe.read(str(tiny), settings), dataset=given)
-    assert trainer.parts is not None
-    assert [part.tolist() for part in trainer.parts.indices] == [list(range(k, 120, 4)) for k in range(4)]
-    assert trainer.parts.counts.shape == (4, 1 if form == "tokens" else 3)
+    assert trainer.data_parts is not None
+    assert [part.tolist() for part in trainer.data_parts.indices] == [[*range(k, 120, 4)] for k in range(4)]
+    assert trainer.data_parts.counts.shape == (4, 1 if form == "tokens" else 3)
     assert (trainer.run().history["heterogeneity"] > 0).all()
     with pytest.raises(InputError, match=r"one of shape \(119,\), not \(120,\)"):
         Trainer(recipe.read(str(tiny), settings), dataset=as_data(splits | {"columns": {"site": site[1:]}}))

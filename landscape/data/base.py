@@ -148,7 +148,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(folder_lock(folder))
         except (OSError, OperationError) as error:
-            # The OperationError of cache_folder() names LANDSCAPE_CACHE itself.
+            # The message of cache_folder()'s OperationError names LANDSCAPE_CACHE already.
             remedy = "; LANDSCAPE_CACHE may name another folder" if isinstance(error, OSError) else ""
             warn_caller(f"{error}{remedy}; nothing is cached", DataWarning)
             return _contiguous_arrays(make)
@@ -230,7 +230,8 @@ def synthetic(
 ) -> Dataset:
     """Gaussian mixture: class c is N(``separation``·m_c, I), with a vector m_c drawn from N(0, I/dimension).
 
-    There are half as many test samples as training samples.
+    There are half as many test samples as training samples. ``samples``, ``dimension`` and ``classes`` are at
+    least 2. ``data_dir`` is not used: every data set takes this parameter.
 
     Args:
         samples: Size of the training set. Unit: samples. Source: our choice; trains in seconds.

@@ -163,11 +163,11 @@ def _speech_data(
 
     def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array, Array]:
         """Return x, y and the index of each sample's utterance (N,)."""
-        normalized = [((log_mels[file] - mean) / std).astype(np.float32) for file, _ in utterances]
+        normalized_frames = [((log_mels[file] - mean) / std).astype(np.float32) for file, _ in utterances]
         labels = [label for _, label in utterances]
-        x, y = frame_set(normalized, labels, features.frames, features.context, features.positions)
+        x, y = frame_set(normalized_frames, labels, features.frames, features.context, features.positions)
         order = np.random.default_rng(0).permutation(len(y))  # so that each batch contains all classes
-        window_counts = [len(windows(len(utterance), features.frames)) for utterance in normalized]
+        window_counts = [len(windows(len(frames), features.frames)) for frames in normalized_frames]
         utterance_index = np.repeat(np.arange(len(utterances)), window_counts)
         return x[order], y[order], utterance_index[order]
 
@@ -220,14 +220,15 @@ def spoken_digits(
     frames: Count = 21,
     imbalance: AtLeastOne = 1.0,
 ) -> Dataset:
-    """Recordings fsdd/DIGIT_SPEAKER_INDEX.wav of the Free Spoken Digit Dataset, in 10·positions classes.
+    """Recordings fsdd/DIGIT_SPEAKER_INDEX.wav of the Free Spoken Digit Dataset.
 
     A sample is a window of frames, x (N, frames, mels·(2·context + 1)). Each recording is divided into
     ``positions`` equal parts, with the numbers 0, 1, … The class of a frame, in y (N, frames), is
-    digit·positions + the number of its part. Every mel band is normalized by its mean and standard deviation
-    over the training frames. With ``split = "by(speaker)"`` learners get different speakers. The defaults
-    give mels·(2·context + 1) = 20·13 = 260 inputs, as many as DPSGD-2020's acoustic model has. The options
-    from ``rate`` to ``imbalance`` are those of :class:`Features`.
+    digit·positions + the number of the frame's part. There are 10·positions classes. Every mel band is
+    normalized by its mean and standard deviation over the training frames. With ``split = "by(speaker)"``
+    learners get different speakers. The defaults give mels·(2·context + 1) = 20·13 = 260 inputs, as many as
+    DPSGD-2020's acoustic model has. The options from ``rate`` to ``imbalance`` are those of
+    :class:`Features`.
 
     Args:
         test_speakers: Speakers whose recordings are the test set; by default the test set is INDEX 0…4 of all
@@ -271,8 +272,8 @@ def speech_list(
     train.csv is class 0, the next one class 1, and so on. Everything else is as in :func:`spoken_digits`.
 
     Args:
-        folder: The folder of train.csv and test.csv. Paths in these files are relative to it, and ``folder``
-            itself may be relative to ``data_dir``.
+        folder: The folder of train.csv and test.csv. Paths in these files are relative to ``folder``.
+            ``folder`` may be relative to ``data_dir``.
     """
     root = data_root(data_dir) / folder
     train_rows, test_rows = _read_list(root / "train.csv"), _read_list(root / "test.csv")

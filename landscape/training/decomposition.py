@@ -24,7 +24,7 @@ DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_
 
 
 #: A function (new weights, learning rate) -> the history's columns of a step.
-Columns = Callable[[Tensor, float], dict[str, float]]
+ColumnsOfStep = Callable[[Tensor, float], dict[str, float]]
 # Samples of a learner's part that are gathered at a time (our choice: it bounds the memory).
 CHUNK = 1000
 # Coordinates converted to float64 at a time, our choice: they stay in cache.
@@ -190,7 +190,7 @@ class GradientEstimator:
             squares = 0.0
             for j, indices in enumerate(parts.indices):
                 difference = self._part_gradient(weights, indices, j).sub_(g.rows[0])
-                # ‖difference‖² over this process's coordinates: one vector has one inner product.
+                # Adds ‖difference‖² over this process's coordinates, from a (1, 1) matrix of inner products.
                 squares += float(_inner_products([difference])[0, 0])
             (total,) = self.comm.total(squares)
             return {"heterogeneity": total / n, "heterogeneity_se": 0.0}
@@ -199,8 +199,8 @@ class GradientEstimator:
         size = max(self.samples // (GROUPS * n), self.batch, 1)  # of each of a learner's GROUPS draws
         # The rows of R_j are the GROUPS estimates of ∇L_j, in this process's share of the P coordinates. The
         # rows of S = Σ_j (terms_j/Σ_i terms_i) R_j are the estimates of ∇L.
-        # ``mean_rows`` is Σ_j R_j/n, and ``weighted_rows`` is S. Additions give both the shape of R_j.
-        mean_rows, weighted_rows = torch.zeros(()), torch.zeros(())
+        # ``mean_rows`` is Σ_j R_j/n, and ``weighted_rows`` is S.
+        mean_rows, weighted_rows = torch.zeros(()), torch.zeros(())  # get the shape of R_j in the first sum
         mean_products = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)  # Σ_j R_j R_jᵀ/n
         for j, indices in enumerate(parts.indices):
             random_numbers = generator(self.seed, "heterogeneity", step, j)
@@ -313,7 +313,7 @@ class Decomposer:
     def begin(
         self, weights: Tensor, x: Any, y: Any, gradients: Tensor, step: int, split_noise: bool = True,
         at_mean: bool = False, training: Training | None = None,
-    ) -> Columns:  # fmt: skip
+    ) -> ColumnsOfStep:  # fmt: skip
         """Begin to decompose a step: compute everything that does not need the new weights.
 
         Always computed is g = ∇L(w_a), where w_a is the mean of the learners' weights. A step d of w_a has
@@ -340,7 +340,8 @@ class Decomposer:
         mean_weights = comm.mean(weights)
         g = self.gradient.at(mean_weights, step)
         vectors: list[Tensor] = []  # [g_S, δ]; [g_S] if δ = 0; [] without the terms of Eq. 4
-        # share_of_mean() averages over all learners; each process keeps its share of the P coordinates.
+        # share_of_mean() averages over all learners, and returns this process's share of the P coordinates.
+        # ``g`` holds only this share, too.
         if split_noise and at_mean:
             vectors = [comm.share_of_mean(gradients, "g_S")]
         elif split_noise:

@@ -361,6 +361,7 @@ class StatePreconditioner:
 DELAYS = (0, 1, 3, 7, 31)
 
 
+# ``shorter``: words for a message during a long call. ``of_the_run=None``: the function gets the run itself.
 @analysis(shorter="a larger residual_tol= or a part of the data", of_the_run=None)
 def stability(
     problem: Problem | Run,
@@ -381,15 +382,15 @@ def stability(
     Args:
         problem: the loss; or a run.
         delays: gradient delays τ (steps); default: 0; for a run with a delay also 1, 3, 7, 31 and this delay.
-        momentum: m of ordinary momentum, and of shifted momentum, v_{t+1} = m v_{t−τ} − ηg (the paper
-            Delay-2019); 0.9 is usual.
+        momentum: m, for ordinary and for shifted momentum; 0.9 is usual. Shifted momentum is
+            v_{t+1} = m v_{t−τ} − ηg (the paper Delay-2019).
         lr: the learning rate η, for the picture of ηλ_max; default: the run's.
         own_limit, own_delay: the largest stable ηλ of the run's update rule, and its delay in steps; default:
             computed from the run.
         precondition: the positive diagonal P, in a form that :func:`landscape.spectrum` takes; True: P of the
             run's optimizer. λ_max is then that of P^{-1/2} H P^{-1/2}, and the limits hold for steps
-            v ← m v + g, w ← w − η P⁻¹ v. ``lr`` and ``own_limit`` are then not used: the result has the
-            learning rate and the limit of P, NaN if they are unknown, as for a tensor.
+            v ← m v + g, w ← w − η P⁻¹ v. ``lr`` and ``own_limit`` are then not used. The result has the
+            preconditioner's ``lr`` and ``limit`` instead, both NaN for a tensor.
         residual_tol: the allowed residual of λ_max, relative to λ_max.
         seed: the seed of the vector with which the eigenvalue iteration starts.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
@@ -461,9 +462,9 @@ def own_loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) 
     names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
     groups = [{}] if optimizer is None else optimizer.param_groups
     options = {name: groups[0][name] for name in names if name in groups[0]}
-    # (m, form, rate_factor): SGD with momentum m, in this form of momentum, and with the learning rate
-    # rate_factor·η makes the same steps if its steps are divided by the preconditioner. For Adam m = β₁ and
-    # rate_factor = 1 − β₁.
+    # (m, form, rate_factor): the momentum, the form of momentum, and a factor of the learning rate η. Let SGD
+    # step with m and rate_factor·η. SGD's steps divided by the preconditioner are then the steps of
+    # ``optimizer``. For Adam m = β₁ and rate_factor = 1 − β₁.
     sgd_equivalent = optimizers.torch_preconditioned(optimizer_class, options)  # None: another optimizer
     options_differ = any(group.get(name) != value for group in groups for name, value in options.items())
     if sgd_equivalent is None or options_differ:

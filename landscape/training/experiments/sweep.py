@@ -182,7 +182,7 @@ class Runner:
             self.save()
 
         runs = [job for job, _, _ in jobs.values()]
-        self.execute(runs, record, lambda run_share: self.progress(self.done + run_share))
+        self.execute(runs, record, lambda share_of_one_run: self.progress(self.done + share_of_one_run))
 
     def score(self, setting: Setting) -> tuple[int, float]:
         """Return the number of diverged seeds, and the mean final test loss of all seeds; lower is better."""
@@ -325,7 +325,7 @@ def sweep(
     bases = grid(labels=sources, values=settings)  # a search adds its key to each of these settings
     keys = list(settings)
     total_runs = len(share_of(range(len(bases) * len(seeds)), share))  # in this call
-    lowest_value: list[str] = []  # the lowest value of a search, as a change KEY=VALUE
+    search_change: list[str] = []  # with a search one text KEY=VALUE, with the lowest value; else empty
     if search:
         if share is not None:
             raise InputError("share: not allowed with search, which needs the results of all runs of a round")
@@ -336,9 +336,9 @@ def sweep(
             raise InputError(f"search: {low} to {high} is not allowed, the first must be below the second")
         keys = [key, *keys]
         total_runs *= 3 + 2 * rounds  # an upper bound
-        lowest_value = [f"{key}={low:g}"]
+        search_change = [f"{key}={low:g}"]
     for setting in bases:  # a wrong value raises its error here, before the folder is made
-        read_setting(setting, *lowest_value)
+        read_setting(setting, *search_change)
     folder = Path(folder)
     show_progress = reporter(progress)
     make_folder(folder)

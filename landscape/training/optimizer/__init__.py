@@ -63,8 +63,8 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
         table: the recipe's table "optimizer" without the key "name". Its key "groups" holds a table for each
             group of parameters, with the options that differ in this group. The key of a group is a role
-            ("matrix", "bias", "norm", "embedding" or "head"), a pattern of the parameters' names, or the
-            beginning of these names up to a dot.
+            ("matrix", "bias", "norm", "embedding" or "head"), a pattern of the parameters' names
+            such as "*.weight", or the name of a module such as "encoder.0".
 
     Returns:
         Option -> value. The table of a group has its "name", its "lr_factor" and all its options; that of a
@@ -84,7 +84,7 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
         if is_frozen:
             groups[pattern] = {"frozen": True}
             continue
-        with naming_group(pattern):  # errors inside name the group
+        with naming_group(pattern):  # InputErrors of this block name the group
             group_name = full_name(str(changes.pop("name", name)))
             # A group with another optimizer does not inherit the options of the recipe's optimizer.
             inherited = without_groups if group_name == name else {}
@@ -122,9 +122,10 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         norm: "max": the largest absolute entry. Then d = sign(v), and the dual norm is Σ|v_i|.
-            "spectral": the largest singular value of all parameter tensors. A tensor counts as the matrix of
-            its first dimension and all others, and a vector as a matrix of one row. Then d has UVᵀ in place
-            of each matrix USVᵀ of v, and the dual norm is the sum of all singular values of v.
+            "spectral": the largest singular value of all parameter tensors. Each tensor counts as a matrix:
+            the first dimension gives the rows, and all others, flattened, give the columns. A vector has one
+            row. Then d has UVᵀ in place of each matrix USVᵀ of v, and the dual norm is the sum of all
+            singular values of v.
             "block": the sum of the parameter tensors' Euclidean norms. Then the dual norm is the largest norm
             of a tensor of v. For this tensor d is v divided by that norm; for all other tensors d is 0.
         layout: the layout of the parameter tensors in a row of ``v``.
@@ -449,7 +450,10 @@ class TorchOptimizer(Optimizer):
         return [t for row in rows for t in self.layout.views(row).values()]
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
-        """Return u = (p − p')/``lr`` (n, P): PyTorch's optimizer steps from ``points`` p to p'."""
+        """Return u = (p − p')/``lr`` (n, P): PyTorch's optimizer steps from ``points`` p to p'.
+
+        ``step`` is not used, because PyTorch's optimizer counts its own steps.
+        """
         state = {key: tensor.clone() for key, tensor in self.state.items()}
         has_state = bool(state[UPDATES].any())  # UPDATES: the number of steps since the state was new
         if not has_state:  # a new optimizer of PyTorch's makes its own initial state in its first step
@@ -460,11 +464,11 @@ class TorchOptimizer(Optimizer):
         # For each parameter: the name of a tensor of its state -> the view of ``state`` with this tensor.
         views: list[dict[str, Tensor]] = [{} for _ in self._parameters]
         parameters_per_learner = len(self._parameters) // len(points)
-        for key, shapes in self._shapes.items():  # shapes: number of the parameter -> shape of its tensor
+        for key, shapes in self._shapes.items():  # shapes: index of a parameter -> shape of its tensor
             for j, row in enumerate(state[key]):  # learner j's tensors, one after the other
                 parts = row.split([shape.numel() for shape in shapes.values()])
-                for (number, shape), part in zip(shapes.items(), parts, strict=True):
-                    views[j * parameters_per_learner + number][key] = part.view(shape)
+                for (index, shape), part in zip(shapes.items(), parts, strict=True):
+                    views[j * parameters_per_learner + index][key] = part.view(shape)
         for parameter, gradient, view in zip(self._parameters, self._tensors(gradients), views, strict=True):
             parameter.grad = gradient
             if has_state:

@@ -97,7 +97,7 @@ class DecentralizedDataParallel(nn.Module):
         rank, size = rank_and_size("DecentralizedDataParallel")
         options = registry.algorithms.options(algorithm, options)  # checked, with defaults
         rule = registry.algorithms.make(algorithm, options, learners=size, seed=seed)
-        if rule.measured:  # its delays would be those of worker processes, which this wrapper does not have
+        if rule.measured:  # delays measured in worker processes, which this wrapper does not have
             raise InputError("algorithm.schedule: 'measured' is not allowed here, only in landscape train")
         options_in_use = {key: value for key, value in options.items() if value is not None}
         self._algorithm = {"name": algorithm} | options_in_use

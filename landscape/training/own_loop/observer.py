@@ -65,7 +65,8 @@ class Observer:
         # Measurements need at least single precision (4 bytes). None: the precision of the module.
         problem_options["dtype"] = torch.float32 if is_half else None
         self._without_side_effects = functools.partial(undisturbed, device, data, test)
-        # θ (P,) and g from before the present step; None if the step is not decomposed.
+        # θ (P,) and g from before the present step, for the step's columns of the history. None if this step
+        # gets no such columns.
         self._decomposed_step: tuple[Tensor, Gradient] | None = None
         # θ (1, P) from before the present step; None if no instrument needs these weights.
         self._kept_weights: Tensor | None = None
@@ -87,7 +88,8 @@ class Observer:
             if uses_batchnorm and self.train.indexed:
                 _check_batch_for_batchnorm(batch)
             if uses_batchnorm:
-                # ``batch`` may be below 2 only if the data come in batches, which are then kept.
+                # If the data come in batches, these batches are kept. ``batch`` may then be below 2, which
+                # with_batchnorm() would refuse.
                 self._objective = self.train.with_batchnorm("train", max(2, batch))
             # No samples can be drawn from data that come in batches: instruments then take all samples (0).
             default_samples = Monitor.samples if self.train.indexed else 0
@@ -306,6 +308,7 @@ class ShardedObserver(Observer):
         with self._without_side_effects():
             # For parameters that are DTensors, Problem() returns a ShardedProblem, which has further methods.
             self._sharded_problem: Any = Problem(module, loss, data, **problem_options)
+            # The same object under the names that the methods of Observer use.
             self.train = self._objective = self._sharded_problem
             self.test = None if test is None else Problem(module, loss, test, **problem_options)
             self.parameters = ShardedParameters(module, self.train)

@@ -231,7 +231,8 @@ class Recorder:
         with observer.raising_on_all_ranks():
             self._writers = [open_writer(name, self.folder, self.steps, resources) for name in names]
         self._run_to_resume = run
-        # If several ranks are here, ``run`` is None on all of them: sharded models cannot resume.
+        # All ranks take the same branch. Several ranks record only sharded models, which cannot resume:
+        # ``run`` is then None on rank 0, too.
         if run is None:  # a new history begins with a row for the initial weights
             self._record(0, observer.test_columns())
             self._write_checkpoint()
@@ -488,10 +489,12 @@ class Recorder:
             seed=self._seed,
             history=self._history.columns(),
             units=self._history.units,
+            # Frozen parameters and buffers, each with one row for the one learner.
             buffers=observer.parameters.untrained_rows(),
             shared=observer.state(self.steps),
         )
         with observer.raising_on_all_ranks():
+            # The interval, because step-NNNNNNN.h5 has the history since the previous such file only.
             path = storage.write(checkpoint, self.folder, self._save_every) if self._rank == 0 else None
         self._saved_step, self._has_new_rows = self.steps, False
         return path

@@ -73,7 +73,7 @@ class Stepper:
         """Begin the next step, unless it has already begun.
 
         Args:
-            in_forward: whether a forward pass begins the step: the gradients are not computed yet.
+            in_forward: whether a forward pass begins the step. If not, the gradients are already computed.
 
         Raises:
             InputError: the model's parameters are not those that were wrapped; the model was wrapped before
@@ -96,7 +96,7 @@ class Stepper:
                 self.comm.set_mean(self.weights)
             self.rule.begin(self.weights, step)
             self._points = self.rule.gradient_points(self.weights)
-            # Points that are not in the memory of ``weights`` are other points, such as older weights.
+            # gradient_points() returns ``weights`` itself or other points, such as older weights.
             if self._points.data_ptr() != self.weights.data_ptr():
                 if not in_forward:
                     remedy = "call the wrapper itself, in training mode, before each step"

@@ -124,8 +124,8 @@ class Children:
         Args:
             environment: environment variables in addition to those of this process.
             piped: whether the child's stdin and stdout are pipes to this process. Otherwise stdin is empty.
-            show: whether the child shares this process's stderr and, unless ``piped``, this process's stdout.
-                Otherwise stderr goes to a file, and stdout, unless ``piped``, is dropped.
+            show: True: the child shares this process's stderr and stdout. False: the child's stderr goes to a
+                file, and stdout is dropped. If ``piped``, stdout is the pipe in both cases.
         """
         number = len(self.all)
         parent_end, child_end = socket.socketpair()  # the child sends its signs of life here

@@ -343,7 +343,7 @@ class PiecewiseMean:
         self._works: list[dist.Work] = []
         self._pieces, self._done, self._expected = pieces(total), set[str](), [*layout.slots]
 
-    def send_complete(self, *names: str) -> None:
+    def send_completed_pieces(self, *names: str) -> None:
         """Send the pieces that are complete with the gradients of the parameters ``names``.
 
         All processes send the last piece first, for any order of the gradients.
@@ -358,7 +358,7 @@ class PiecewiseMean:
 
     def wait(self) -> Tensor:
         """Send the remaining pieces, wait for all, and return the mean."""
-        self.send_complete(*(slot.name for slot in self._expected))
+        self.send_completed_pieces(*(slot.name for slot in self._expected))
         works, self._works = self._works, []
         return self._comm._finished(works, self._total)
 

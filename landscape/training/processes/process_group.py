@@ -120,7 +120,8 @@ class Group(Processes):
             device_id=device if device.type == "cuda" else None,
         )
         try:
-            if group.backend == "nccl":  # only the thread that starts NCCL may use it
+            if group.backend == "nccl":
+                # Only the thread that starts NCCL may use NCCL, and within() calls init() in a new thread.
                 init()
             else:
                 # init() may hang, or wait as long as ``exchange_timeout``. within() raises an error after

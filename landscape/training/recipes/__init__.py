@@ -352,6 +352,7 @@ def paper_recipe_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | 
             raise InputError(f"recipe: '{name}' is not known{similar}; landscape recipes lists all")
         return None
     series, model, batch, algorithm, lr = cells()[name]
+    # fit() checks the type and the range of a value.
     epochs = fit("epochs", changes.get("epochs", EPOCHS[series.task]), Positive)
     batch = fit("batch", changes.get("batch", batch), Count)
     samples = SAMPLES[series.task]

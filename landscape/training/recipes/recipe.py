@@ -334,7 +334,9 @@ def read(
     values = built_in.paper_recipe_values(recipe, new_tables)
     if values is None:  # a bundled file's name, or a file
         values = built_in.file_values(recipe)
-    else:  # ``epochs`` is no key of a recipe; paper_recipe_values() has set ``steps`` by it
+    else:
+        # The user may set ``epochs``, which is no key of a recipe. paper_recipe_values() has computed the
+        # ``steps`` in ``values`` from ``epochs``.
         changes.pop("epochs", None)
     values = with_changes(values, changes)
     tables_to_check = () if allow_code else CODE_TABLES

@@ -201,7 +201,7 @@ def _is_true(term: str, facts: Mapping[str, Any]) -> Any:
 
 
 def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
-    """Return the settings of a :class:`.Recipe` that have no effect, except default values.
+    """Return the settings of a :class:`.Recipe` that differ from the default value and have no effect.
 
     Returns:
         Key -> (the key's value, the conditions under which the key would have an effect, in words).
@@ -214,6 +214,7 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
     keys_of_instruments = {key for name in instruments for key in registry.instruments[name].reads}
     # Some rules move w_a along the mean gradient only in some steps; the first 99 steps include one of these.
     follows_mean = any(rule.follows_mean_direction(step) for step in range(1, 100))
+    # ``run_optimizer.names`` are the names of the tensors in the optimizer's state.
     # A condition may name a key of its table or a key of this dict. ``learners`` and ``steps`` are
     # numbers for comparisons. Every other entry is true unless its value is False, 0 or empty.
     facts = {
@@ -239,7 +240,8 @@ def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
                 settings[f"{where}.{key}"] = values[key], " or ".join(dict.fromkeys(unmet))
     spec = recipe.spec("optimizer")
     groups = spec.options.pop(optimizer.GROUPS, {})
-    # Groups have no effect if all of them have the recipe's own optimizer and options.
+    # Groups have no effect if all of them have the recipe's own optimizer and options. Any group would have
+    # an effect with "a setting of its own", a setting that differs from the recipe's.
     recipe_optimizer = {"name": spec.name, "lr_factor": 1.0, **spec.options}
     if all(group == recipe_optimizer for group in groups.values()):
         for pattern in groups:

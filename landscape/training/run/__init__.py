@@ -103,7 +103,7 @@ class History:
             old, self.rows = self.rows[:BLOCK], self.rows[BLOCK:]
             self._blocks.append({name: _column(old, name) for name in self.units})
 
-    def record(self, row: Row, values: Mapping[str, float]) -> None:
+    def write_to_row(self, row: Row, values: Mapping[str, float]) -> None:
         """Write ``values`` to ``row``.
 
         Raises:

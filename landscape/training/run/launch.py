@@ -77,7 +77,7 @@ def launch(
     folder = Path(folder)
     hooks = dataclasses.replace(hooks or Hooks())  # a copy, because its functions are replaced below
     writes_files = group is None or group.rank == 0
-    with Lock(folder) as lock:
+    with Lock(folder) as lock:  # the end of the block releases the lock; acquire() locks the folder
         # A folder with files of a run is locked before they are read. A folder without them is locked below,
         # after all checks. To acquire the lock twice changes nothing.
         if writes_files and storage.named_like_a_run(folder):
@@ -105,7 +105,7 @@ def launch(
         recipe = trainer.recipe
         bn_samples = recipe.evaluate.bn_samples
         has_batchnorm = bool(trainer.buffers.local)
-        # Only what the user gives is checked: a resumed run keeps its own recipe.
+        # A value that is not the default was given by the user. A resumed run keeps its recipe unchecked.
         if checkpoint is None and bn_samples != Evaluate.bn_samples and not has_batchnorm:
             words = "is not allowed, it changes nothing without BatchNorm in the model; leave it out"
             raise InputError(f"evaluate.bn_samples: {bn_samples} {words}")
@@ -496,7 +496,8 @@ def in_processes(
     last = folder / "last.h5"  # the last checkpoint
     storage.check_folder(folder, resume=resume, force=force)
     run_recipe = recipe
-    if resume:  # slice(0): the weights of no learner are read
+    if resume:
+        # slice(0) reads the weights of no learner, because only the recipe is needed.
         _, run_recipe = _checkpoint_and_recipe(folder, recipe, lambda learners: slice(0), allow_code)
     if run_recipe is not None:
         check_processes(run_recipe, nproc)

@@ -26,7 +26,7 @@ from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.training import optimizer
 from landscape.training.algorithms.central import SSGD, AsyncSGD
-from landscape.training.decomposition import Columns, Decomposer, GradientEstimator
+from landscape.training.decomposition import ColumnsOfStep, Decomposer, GradientEstimator
 from landscape.training.optimizer.base import SGD
 from landscape.training.processes.comm import Comm, PiecewiseMean
 from landscape.training.processes.process_group import Group
@@ -89,13 +89,13 @@ class Trainer:
         dataset: Dataset | None = None,
     ) -> None:  # fmt: skip
         self.comm = Comm(recipe.learners, group)
-        initial = None  # the checkpoint with the initial weights; None: new weights
+        initial = None  # the checkpoint with the initial weights of a new run; None: there is none
         if checkpoint is None:
             recipe, initial = setup.read_initial(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
         data = dataset or user_code.load_data("data", recipe.spec("data"), data_dir)
         # Sets, among others, ``train_problem``, ``stack`` (computes the learners' minibatch gradients),
-        # ``parts`` (the learners' parts of the training set), and ``minibatches`` (draws the minibatches).
+        # ``data_parts`` (the learners' parts of the training set), and ``minibatches`` (draws them).
         self._make_problems(data, initial, checkpoint, torch.device(device))
         self.algorithm, _ = recipe.part("algorithm")  # the name of the update rule
         self.rule = recipe.rule()  # the object that makes the steps
@@ -113,7 +113,7 @@ class Trainer:
             bn_batch = recipe.local_batch // recipe.accumulate
             objective = self.train_problem.with_batchnorm("train", bn_batch)
         estimator = GradientEstimator(objective, self.comm, recipe.decompose.samples, recipe.seed, bn_batch)
-        self.decomposer = Decomposer(self.stack, estimator, self.parts)
+        self.decomposer = Decomposer(self.stack, estimator, self.data_parts)
         self.monitor = make_monitoring(
             recipe, objective, self.comm, self.optimizer, self.minibatches, self.stack
         )
@@ -123,8 +123,9 @@ class Trainer:
         self.step = 0  # the number of completed steps
         self.diverged, self.diverged_at = "", -1  # "" and -1: the run has not diverged
         self._pending: PendingStep | None = None
-        # The last row, which hooks.row gets after the next step: the row's loss may arrive during that step.
-        self._row_for_hook: Row | None = None
+        # The last step's row. During the next step the processes may still exchange the row's loss. hooks.row
+        # gets the row after the next step.
+        self._waiting_row: Row | None = None
         if checkpoint:
             self._restore(checkpoint)
 
@@ -147,15 +148,17 @@ class Trainer:
         make_problem = functools.partial(Problem, model, dataset.loss, device=device, dtype=dtype)
         train, test = make_problem(dataset.split("train")), make_problem(dataset.split("test"))
         self.train_problem, self.test_problem = train, test
+        # Computes the minibatch gradients of all learners of this process, (n_local, P).
         self.stack = Stack(train, recipe.accumulate, recipe.autocast)
+        # Decides whether the stack computes the learners together or one after the other.
         self.batching = setup.BatchingChoice(self.stack, self.comm)
         self.buffers = Buffers(train, test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
         check_compatibility(recipe, dataset, self.stack, self.buffers)
-        self.parts = setup.learners_parts(recipe, dataset, train, checkpoint)
+        self.data_parts = setup.data_parts_of_learners(recipe, dataset, train, checkpoint)
         augment = getattr(dataset, "augment", None)
-        self.minibatches = setup.Sampler(recipe, train, augment, self.parts)
+        self.minibatches = setup.Sampler(recipe, train, augment, self.data_parts)
         self.data = {
             "name": data_spec.name,
             "options": data_spec.options,
@@ -202,8 +205,9 @@ class Trainer:
         if self.history.rows:
             row = self.history.rows[-1]
             if math.isnan(row["test_loss"]):
+                # ``buffers`` evaluates, because the test loss needs BatchNorm's statistics at w_a.
                 row |= self.buffers.test_columns(self.weights, self.step)
-            if row is self._row_for_hook:  # hooks.row has not had this row yet
+            if row is self._waiting_row:  # hooks.row has not had this row yet
                 self.hooks.row(row)
         final = self.checkpoint()
         if self.step > 0 or self.diverged:  # otherwise this state was saved before the first step
@@ -225,17 +229,18 @@ class Trainer:
         points = self.rule.gradient_points(weights)
         x, y = self._minibatches(t)
         training = self.buffers.training(t)  # buffers and seeds of the training pass
-        in_backward = self._exchange_in_backward(points, lr, t)
+        backward_exchange = self._backward_exchange(points, lr, t)
         # A function that is called with the names of parameters whose gradients are computed.
-        on_computed = in_backward.exchange.send_complete if in_backward else None
+        on_computed = backward_exchange.mean.send_completed_pieces if backward_exchange else None
         losses = self._compute_gradients(points, x, y, training, on_computed)
-        if self._previous_step_diverged(t, state):
-            if in_backward:
-                in_backward.exchange.wait()
+        self._complete_previous_step(t, state)
+        if self.diverged:  # in the previous step: step t is undone
+            if backward_exchange:
+                backward_exchange.mean.wait()
             return
         self.monitor.see(t, points, self._gradients)  # instruments that use the gradients of every step
         # A function: (new weights, learning rate) -> the history's columns of the decomposed step.
-        finish_decomposition: Columns | None = None
+        finish_decomposition: ColumnsOfStep | None = None
         if is_decomposed:
             # The noise is split into the terms of Eq. 4 (DPSGD-2020) only if the step moves w_a by −lr times
             # the mean gradient.
@@ -245,16 +250,16 @@ class Trainer:
                 weights, x, y, self._gradients, t,
                 split_noise=split_noise, at_mean=self.rule.at_mean, training=training,
             )  # fmt: skip
-        new_weights = self._new_weights(points, lr, t, in_backward)
-        # The spread of the learners' weights needs w_a. It is measured in three cases: w_a costs no exchange,
-        # w_a is computed anyway, or the spread may exceed its bound.
-        measures_spread = self.comm.size == 1 or is_decomposed or t == recipe.steps
-        measures_spread |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
+        new_weights = self._new_weights(points, lr, t, backward_exchange)
+        # The spread of the learners' weights needs w_a. In a single process w_a costs no exchange. Several
+        # processes measure the spread if w_a is computed anyway, or if the spread may exceed its bound.
+        needs_mean = is_decomposed or t == recipe.steps or due(recipe.evaluate.every, t)
+        measures_spread = self.comm.size == 1 or needs_mean or self.divergence.needs_spread(self.history.rows)
         if measures_spread or self.rule.at_mean:  # with at_mean, the next step needs this mean
             self.comm.start_mean(new_weights)
         row = self.history.new_row(t, lr)
         if finish_decomposition is not None:
-            self.history.record(row, finish_decomposition(new_weights, lr))
+            self.history.write_to_row(row, finish_decomposition(new_weights, lr))
         new_mean = self.comm.mean(new_weights) if measures_spread else None
         results = self._start_results(new_weights, new_mean, losses)
         self._pending = PendingStep(row, weights, state, new_mean, results)
@@ -265,9 +270,9 @@ class Trainer:
             self._complete_pending()
         if self.step == t:  # otherwise _complete_pending has undone the step
             seconds, waited = time.perf_counter() - began, self.comm.waited - waited_before
-            self._record(row, seconds, waited, weights)
+            self._complete_row(row, seconds, waited, weights)
 
-    def _exchange_in_backward(self, points: Tensor, lr: float, t: int) -> InBackward | None:
+    def _backward_exchange(self, points: Tensor, lr: float, t: int) -> BackwardExchange | None:
         """Return the exchange that runs during the backward pass of step ``t``, or None.
 
         With several processes, a synchronous rule averages the gradients if directions are not linear in the
@@ -277,7 +282,7 @@ class Trainer:
         comm, layout, gradients, sgd = self.comm, self.train_problem.layout, self._gradients, self.optimizer
         if comm.size > 1 and self.rule.synchronous and not sgd.linear:
             total = comm.buffer("gradients", gradients[0])
-            return InBackward(PiecewiseMean(comm, layout, total, lambda piece: gradients[:, piece]))
+            return BackwardExchange(PiecewiseMean(comm, layout, total, lambda piece: gradients[:, piece]))
         if comm.size == 1 or type(self.rule) is not SSGD or type(sgd) is not SGD:
             return None
         # Three buffers in turn: undoing the previous step needs its start weights, too.
@@ -289,17 +294,17 @@ class Trainer:
             return torch.sub(points[:, piece], directions, alpha=lr, out=new[:, piece])
 
         exchange = PiecewiseMean(comm, layout, comm.buffer(f"mean {t % 2}", new[0]), new_weights)
-        return InBackward(exchange, new, state)
+        return BackwardExchange(exchange, new, state)
 
-    def _new_weights(self, points: Tensor, lr: float, t: int, in_backward: InBackward | None) -> Tensor:
+    def _new_weights(self, points: Tensor, lr: float, t: int, exchange: BackwardExchange | None) -> Tensor:
         """Return the weights after step ``t`` (n_local, P), from the gradients at ``points``."""
-        if in_backward and in_backward.weights is not None:
-            new, self.optimizer.state = in_backward.weights, in_backward.optimizer_state
-            self.comm.set_mean(new, in_backward.exchange.wait)
+        if exchange and exchange.weights is not None:
+            new, self.optimizer.state = exchange.weights, exchange.optimizer_state
+            self.comm.set_mean(new, exchange.mean.wait)
         else:
             gradients = self._gradients
             if self.rule.synchronous and not self.optimizer.linear:  # u of the mean is not the mean of u
-                mean = in_backward.exchange.wait() if in_backward else self.comm.fresh_mean(gradients)
+                mean = exchange.mean.wait() if exchange else self.comm.fresh_mean(gradients)
                 gradients = mean.expand_as(gradients)
             directions = self.optimizer.directions(gradients, points, lr, t)
             new = self.rule.finish(self.weights, directions, lr, t)
@@ -329,10 +334,10 @@ class Trainer:
         self.batching.decide(points, x, y, training, self.recipe.model)
         return self.stack.gradients(points, x, y, out=self._gradients, training=training, ready=ready)
 
-    def _previous_step_diverged(self, t: int, state: State) -> bool:
-        """Complete the step before ``t``, and return whether the run diverged in it.
+    def _complete_previous_step(self, t: int, state: State) -> None:
+        """Complete the step before ``t``, and undo step ``t`` if the run diverged in the step before.
 
-        If so, step ``t``, which began with ``state``, is undone after its exchanges are finished.
+        Step ``t`` began with ``state``. Before it is undone, its exchanges are finished.
         """
         weights = self.weights
         if self._pending:
@@ -342,7 +347,6 @@ class Trainer:
             after = state if self.step == t - 1 else self._state_besides_weights()
             self.rule.finish(weights, self._gradients, 0.0, t)
             self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = after
-        return bool(self.diverged)
 
     def _complete_pending(self) -> None:
         """Wait for the pending step's mean loss, and test the run for divergence."""
@@ -366,7 +370,7 @@ class Trainer:
             self.history.rows.pop()
             self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = pending.state
 
-    def _record(self, row: Row, seconds: float, waited: float, before: Tensor) -> None:
+    def _complete_row(self, row: Row, seconds: float, waited: float, before: Tensor) -> None:
         """Complete the ``row`` of the last step from ``before``, evaluate where due, and call the hooks."""
         t, rows = self.step, self.history.rows
         row["wall_s"] = (rows[-2]["wall_s"] if len(rows) > 1 else 0.0) + seconds
@@ -374,17 +378,17 @@ class Trainer:
         vectors, row["comm_rounds"] = self.rule.communication_cost(t)
         row["comm_bytes"] = vectors * self.weights[0].nbytes
         row["comm_burst"] = max(row["comm_bytes"], rows[-2]["comm_burst"] if len(rows) > 1 else 0.0)
-        self.history.record(row, self.rule.record(t))
+        self.history.write_to_row(row, self.rule.record(t))
         if due(self.recipe.evaluate.every, t):
             row |= self.buffers.test_columns(self.weights, t)
         if self.monitor.due(t):
             start = before if self.monitor.needs_before(t) else None
-            self.history.record(row, self.monitor.measure(t, row["lr"], self.weights, start))
+            self.history.write_to_row(row, self.monitor.measure(t, row["lr"], self.weights, start))
             if warning := self.monitor.warning(row, self.history.column):
                 self.hooks.message(warning)
-        if self._row_for_hook is not None:
-            self.hooks.row(self._row_for_hook)
-        self._row_for_hook = row
+        if self._waiting_row is not None:
+            self.hooks.row(self._waiting_row)
+        self._waiting_row = row
         self.hooks.step(t, self.recipe.steps)
 
     def _state_besides_weights(self) -> State:
@@ -395,13 +399,14 @@ class Trainer:
     def checkpoint(self) -> Checkpoint:
         """Return the present state of the run, in copies, because later steps overwrite the run's memory."""
         recipe = self.recipe
-        next_step = min(self.step + 1, max(1, recipe.steps))  # after the last step, the last step itself
+        # The step whose learning rate is saved: the next one, but not above the last one, nor below 1.
+        lr_step = min(self.step + 1, max(1, recipe.steps))
         shared = self.rule.shared | self.batching.state | self.monitor.state(self.step)
-        # A resumed run needs ‖w_a‖² of the file with the initial weights, which may be gone by then.
+        # A resumed run needs ‖w_a‖² of the initial weights, whose file may be missing by then.
         if recipe.init.checkpoint:
             shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
-        if self.parts:
-            shared = shared | self.parts.state
+        if self.data_parts:
+            shared = shared | self.data_parts.state
         for matrix in recipe.matrices.values():  # a recipe has at most one
             shared = shared | {MATRIX: torch.from_numpy(matrix)}
         return Checkpoint(
@@ -413,7 +418,7 @@ class Trainer:
             recipe=recipe.to_toml(),
             model={"name": self.model_spec.name, "options": self.model_spec.options},
             data=self.data,
-            lr=recipe.rate(next_step, self.train_problem.samples),
+            lr=recipe.rate(lr_step, self.train_problem.samples),
             local_batch=recipe.local_batch,
             seed=recipe.seed,
             history=self.history.columns(),
@@ -434,16 +439,16 @@ def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class InBackward:
+class BackwardExchange:
     """An exchange during a backward pass.
 
     Attributes:
-        exchange: the exchange of the mean over all learners of their gradients, or of their new weights.
+        mean: the exchange of the mean over all learners of their gradients, or of their new weights.
         weights: this process's new weights (n_local, P) if new weights are exchanged; else None.
         optimizer_state: the optimizer's new state, where ``weights`` is not None.
     """
 
-    exchange: PiecewiseMean
+    mean: PiecewiseMean
     weights: Tensor | None = None
     optimizer_state: dict[str, Tensor] = field(default_factory=dict)
 

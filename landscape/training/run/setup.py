@@ -323,7 +323,7 @@ def check_compatibility(recipe: Recipe, dataset: Dataset | UserData, stack: Stac
 OTHER = "second "
 
 
-def learners_parts(
+def data_parts_of_learners(
     recipe: Recipe, dataset: Dataset | UserData, train: Problem, checkpoint: Checkpoint | None
 ) -> Parts | None:
     """Return the learners' parts of the training set, as in ``checkpoint``, if given; None: all share it."""
@@ -406,7 +406,7 @@ def make_monitoring(
 
     Args:
         recipe: the run's recipe.
-        problem: the loss on the training set that the run's steps descend.
+        problem: the training loss that the run's steps descend.
         comm: the run's processes.
         optimizer: makes the run's steps; instruments read the optimizer's state.
         sampler: draws a second, independent minibatch of a step, for unbiased products of two gradients.
@@ -436,4 +436,4 @@ def make_monitoring(
         geometry=optimizer.geometry,
         plain_limit=math.nan if plain_limit is None else plain_limit,
     )
-    return Monitoring(run, reserved=rule.columns)  # an instrument may not have a column of the rule
+    return Monitoring(run, reserved=rule.columns)  # instruments may not use names of the rule's columns

@@ -175,7 +175,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         values = []
         for parameter, text in zip(parameters, texts, strict=False):  # the last parameters may have defaults
             values.append(_parsed_value(parameter.name, text, hints.get(parameter.name, Any)))
-        # ``axes``: the sums over axis 1, of rows, and over axis 0, of columns, must be 1.
+        # ``axes``: the sums of the rows (axis 1) and of the columns (axis 0) must be 1.
         cycle = [_checked_matrix(m, n, axes=(1, 0), tolerance=_ROUNDING) for m in topology(n, *values)]
         if not cycle and topology is not random_matching:  # random matching draws a matrix for each step
             raise InputError("it must return at least one matrix")  # gets its beginning in ``except``
@@ -498,9 +498,9 @@ def topologies(
     Returns:
         Mixing -> its numbers. "gap": the spectral gap of the mixing matrix; for a cycle of matrices, the gap
         per step. "omega_min": the smallest eigenvalue of all matrices. "limit": the largest stable ηλ of
-        DPSGD in AWC order without momentum. "rounds": the number of steps after which all learners have
-        exactly the average; None: they never have. "bytes": the mean number of bytes that a learner sends in
-        a step.
+        DPSGD without momentum, in the order AWC (adapt with combine). "rounds": the number of steps after
+        which all learners have exactly the average; None: they never have. "bytes": the mean number of bytes
+        that a learner sends in a step.
 
     Raises:
         InputError: a mixing that is unknown or not allowed with this number of learners; ``learners`` or

@@ -124,19 +124,20 @@ def _simple_base(n: int, k: int) -> list[Array]:
     # The first group is the largest, and needs the most steps.
     steps = [block_diag(*(cube[t % len(cube)] for cube in cubes)) for t in range(len(cubes[0]))]
     last = len(groups) - 1
-    for t in range(round(math.log(groups[0][1], k + 1)) + 1):  # p₁ + 1 steps
+    # Group j, counted from 0, exchanges in the steps t = 0, …, j. In the next p steps each piece of (k + 1)^p
+    # learners averages. From group to group p falls by at least 1: after p₁ + 1 steps all groups are done.
+    for t in range(round(math.log(groups[0][1], k + 1)) + 1):
         m = np.eye(n)
-        if t < last:  # in step t, group t exchanges with all later groups
+        if t < last:  # group t exchanges with all later groups
             # The learners of the later groups; the order decides only who exchanges with whom.
             later = [i for j in range(last, t, -1) for i in range(starts[j], starts[j + 1])]
             a, piece = groups[t]
             _exchange(m, starts[t], a, piece, later, k)
         for j, (a, piece) in enumerate(groups):
-            # Group j exchanges in the steps 0, …, j, and the last group in the steps 0, …, last − 1. After
-            # these steps the group averages.
-            first_step = min(j + 1, last)
+            first_step = min(j + 1, last)  # the last group exchanges only up to the step last − 1
             if t >= first_step:
-                # The learners of each piece average. If the pieces are single learners, the group averages.
+                # The learners of each piece average. A group of single learners has the average already; it
+                # averages once more, which changes no weights.
                 cube = cubes[j] if piece == 1 else [np.kron(np.eye(a), c) for c in _cubes(piece, k)]
                 m[starts[j] : starts[j + 1], starts[j] : starts[j + 1]] = cube[(t - first_step) % len(cube)]
         steps.append(m)
