@@ -251,7 +251,7 @@ def test_rows_that_became_arrays_read_as_the_rows_that_they_were(known: int) -> 
         row = made.new_row(step, 0.5)
         made.append(row)
         row["loss"] = loss  # the results of a step come after its row
-        made.record(row, {"age": age})
+        made.write_to_row(row, {"age": age})
     expected = np.array(rows)
     new = expected[known:]
     columns = made.columns()

@@ -63,8 +63,8 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
         table: the recipe's table "optimizer" without the key "name". Its key "groups" holds a table for each
             group of parameters, with the options that differ in this group. The key of a group is a role
-            ("matrix", "bias", "norm", "embedding" or "head"), a pattern of the parameters' names
-            such as "*.weight", or the name of a module such as "encoder.0".
+            ("matrix", "bias", "norm", "embedding" or "head"), a pattern of the parameters' names such as
+            "*.weight", or the name of a module such as "encoder.0".
 
     Returns:
         Option -> value. The table of a group has its "name", its "lr_factor" and all its options; that of a

@@ -494,7 +494,7 @@ class Recorder:
             shared=observer.state(self.steps),
         )
         with observer.raising_on_all_ranks():
-            # The interval, because step-NNNNNNN.h5 has the history since the previous such file only.
+            # For write() to leave out of step-NNNNNNN.h5 the rows that earlier such files have.
             path = storage.write(checkpoint, self.folder, self._save_every) if self._rank == 0 else None
         self._saved_step, self._has_new_rows = self.steps, False
         return path
