@@ -181,7 +181,7 @@ def test_a_network_is_within_the_stated_error_with_a_part(span: float) -> None:
     whole, some = (_contour(problem, 51, span, interpolation_tol=tol) for tol in (None, "1%"))
     assert some.evaluations + 0.05 * some.part_evaluations < 120
     assert some.part_samples == 65
-    assert f"{some.evaluations} evaluations of all samples and 229 of 5%" in some.interpolation()
+    assert f"{some.evaluations} evaluations of all samples and 229 of 5% of samples" in some.interpolation()
     np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])
     for name, stated in zip(some.columns, some.stated_error, strict=True):
         error = true_error(getattr(some, name), getattr(whole, name), Tolerance.parse("1%"))

@@ -487,7 +487,7 @@ def test_paths_averages_the_center_of_a_grid_and_comparisons_have_the_metrics(tm
 
     average = landscape.average(problem, [problem.weights, b], [1, 3])
     np.testing.assert_allclose(average.metrics[:, 0], truth(problem.weights / 4 + 0.75 * b), rtol=1e-9)
-    assert "only the loss is predicted" in [row.note for row in average.describe()]
+    assert "metrics have no prediction" in [row.note for row in average.describe()]
 
     grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=1)
     np.testing.assert_allclose(grid.metrics, truth(problem.weights), rtol=1e-9)

@@ -113,7 +113,7 @@ def draw(
         all_visuals["title"] = False
     all_visuals |= visuals or {}
     with drawn_into(user_axes, width):
-        # With axes of the user, panels() gives the drawing function ``user_axes`` in place of a new figure.
+        # If the user gives axes, ``user_axes`` is what panels() returns as the figure.
         figure_or_axes: Any = drawing_function([drawable(result) for result in loaded_results], **options)
         if user_axes is not None and figure_or_axes is not user_axes:  # no call of panels()
             reason = f"the drawing of a {class_name} makes a figure of its own"
@@ -252,10 +252,11 @@ F = TypeVar("F", bound=Callable[..., Figure])
 
 
 def draws(kind: type) -> Callable[[F], F]:
-    """Return a decorator, which registers the function that draws results of class ``kind``.
+    """Return a decorator for a function that draws results of class ``kind``.
 
-    :func:`landscape.draw` calls the function with a :func:`drawable` copy of each result. It also passes on
-    options, such as ``log``; an option that the function does not have as a parameter is refused.
+    The decorator registers the function. :func:`landscape.draw` calls the function with a :func:`drawable`
+    copy of each result, and passes on options, such as ``log``. An option that the function does not have as
+    a parameter is refused.
 
     Args:
         kind: the class of the results; subclasses without a drawing of their own have this drawing, too.

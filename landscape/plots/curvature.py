@@ -68,6 +68,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
             density = r.density.broadened(x)
             ax.plot(x, np.where(density < floor, np.nan, density), color=color, label=name)
         row_bottom, row_top = row_height * k, row_height * (k + 0.9)
+        # All ticks have the name of the result, which the legend shows once.
         for eigenvalue in r.values:
             ax.axvline(eigenvalue, row_bottom, row_top, color=color, lw=1.5, label=name, clip_on=False)
     if densities:
@@ -143,7 +144,7 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
     names = list(dict.fromkeys(name for r in results for name in r.groups[1:]))
     thickness = 0.8 / len(results)  # of a bar: a block's bars have 0.8 of the distance to the next block
     height = 1.6 + (0.16 + 0.12 * len(results)) * len(names)
-    # The ends of the spectrum are λ_min and λ_max.
+    # The panel with λ_min and λ_max, the ends of the spectrum, is named "ends".
     figure, (eigenvalue_ax, share_ax) = panels(1, 2, 4.6, max(2.6, height), ["ends", "shares"], sharey=True)
     for k, (r, label, color) in enumerate(style.labeled(results, "")):
         block_positions = np.array([names.index(name) for name in r.groups[1:]])
@@ -170,7 +171,7 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
     text = f"{style.samples_of(results)}; λ_max (bars) and λ_min (circles) of blocks of the {matrix}; "
     text += "dotted: of the whole; error bars: residuals, or one standard error."
     default_title = f"Where the curvature is: blocks of the {matrix}"
-    return finish(figure, title or default_title, text, [share_ax] if len(results) > 1 else [])
+    return finish(figure, title or default_title, text, legend=[share_ax] if len(results) > 1 else [])
 
 
 @draws(LossChange)
@@ -194,7 +195,7 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
             ax.barh(y, values, left=bar_ends[row, y], color=color, label=label, height=0.7)
             bar_ends[row, y] += values
         ax.axvline(0, color="k", lw=0.8)
-        ax.axvline(r.loss_change, color=style.DARK, ls="--", lw=1.3, label="change of the loss in all")
+        ax.axvline(r.loss_change, color=style.DARK, ls="--", lw=1.3, label="total change of the loss")
         ax.set_yticks(y, r.groups)
         ax.invert_yaxis()
         ax.grid(False, axis="y")
@@ -282,7 +283,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     categories(costs, style.names_of(results, "result"))
     costs.set(xlim=(-0.7, len(results) - 0.3), ylabel=f"rise of the {style.loss_label(results)}")
     text = f"{style.samples_of(results)}; filled: ½ tr(HC), to second order; hatched: the mean loss of the "
-    text += f"{results[0].learners} learners above that of w_a; bars: one standard error."
+    text += f"{results[0].learners} learners minus the loss of w_a; bars: one standard error."
     return finish(figure, title or style.headline(results), text, [shares], ncols=2)
 
 
@@ -316,7 +317,8 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     # The default title has one number for each checkpoint, its sharpness at the largest ρ.
     largest_rho = max(r.rho for r in results)
     default_title = style.headline([r for r in results if r.rho == largest_rho])
-    return finish(figure, title or default_title, _caption(results), [ax] if several_radii else [], ncols=2)
+    # Side by side, the names are below the points: a legend is not needed.
+    return finish(figure, title or default_title, _caption(results), legend=[ax] * several_radii, ncols=2)
 
 
 def _caption(results: Sequence[Sharpness]) -> str:
@@ -340,12 +342,12 @@ _LOOKS = (
 def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     """Draw learning rates, sharpness λ_max and loss at checkpoints, and directions of the learners' spread.
 
-    The first three panels have markers for three losses, with one standard error: the loss itself, the loss
-    smoothed by the learners' spread, and the loss smoothed by an isotropic spread. The learning rate of each
-    loss is 2/λ_max. Black dashes are the learning rate α of the run; black crosses are the effective learning
-    rate α_e. Open markers in the panel of the sharpness are the largest quotient ‖change of the gradient‖ /
-    ‖change of w_a‖ in a step, a lower bound of λ_max. The fourth panel has the share of the learners' spread
-    along each eigenvector of the Hessian.
+    The first three panels have a marker for each of three losses: the loss itself, the loss smoothed by the
+    learners' spread, and the loss smoothed by an isotropic spread. Error bars are one standard error. The
+    first panel has 2/λ_max of each loss, the limit of stable learning rates. Black dashes are the learning
+    rate α of the run; black crosses are the effective learning rate α_e. Open markers in the panel of the
+    sharpness are the largest quotient ‖change of the gradient‖ / ‖change of w_a‖ in a step, a lower bound of
+    λ_max. The fourth panel has the share of the learners' spread along each eigenvector of the Hessian.
     """
     width = max(4.6, 1.3 * len(results))
     figure, axes = panels(2, 2, width, 3.4, names=["rates", "sharpness", "loss", "spread"])
@@ -362,7 +364,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
         (rates, "learning rates, and $2/\\lambda_{max}$ of the losses", "rate"),
         (sharpness, "sharpness", f"$\\lambda_{{max}}${style.unit(results[0], 'lambda_max')}"),
         (loss, "loss", style.loss_label(results)),
-        (spread, "the spread", "share of the spread along it"),
+        (spread, "the spread", "share of the spread"),
     ):
         ax.set(title=panel_title, ylabel=label, yscale="log")
         if ax is not spread:  # its x axis has eigenvectors, not results
@@ -372,7 +374,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
             ax.margins(x=0.15)
     text = f"{style.samples_of(results)}; bars: one standard error"
     if any(r.lipschitz.size for r in results):
-        text += "; open: the largest change of a gradient over that of w_a in a step, a bound on λ from below"
+        text += "; open: the largest ‖change of the gradient‖ / ‖change of w_a‖ in a step, a lower bound of λ"
     return finish(figure, title or "Smoothing by the learners' spread", f"{text}.", [rates], ncols=5)
 
 
@@ -422,7 +424,7 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
     figure, axes = wrapped_panels(len(results), 4.8, 3.4, names="chains", sharey=True)
     for ax, r in zip(axes, results, strict=True):
         chains = r.rise - r.heating  # (chains, draws)
-        # A draw is the mean of ``steps_a_draw`` steps. It is drawn at the middle of these steps.
+        # Each draw is a mean over ``steps_a_draw`` steps. Its x coordinate is the middle of these steps.
         steps = (np.arange(chains.shape[1]) + 0.5) * r.steps_a_draw
         kept_steps = r.burn_in * r.steps_a_draw, r.steps  # from the end of the burn-in to the last step
         tones = style.shades(style.color_of(r.label), len(chains))

@@ -115,7 +115,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     is_between = kinds == {"interpolation"}  # lines between two sets of weights
     quantities = _drawn_quantities(results)
     height = 2.6 if len(quantities) < 3 else 1.7
-    # If the user gives one ax, only the loss is drawn, which is the first quantity.
+    # If the user gives ``ax``, the panels ``beside`` are not shown: only the first, of the loss, is.
     figure, axes = panels(len(quantities), 1, 6.4, height, quantities, beside=quantities[1:], sharex=True)
     notes = [style.batchnorm_note(r) for r in results]
     shared_note = notes[0] if len(set(notes)) == 1 else ""  # different notes are in the legend

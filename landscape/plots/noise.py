@@ -99,7 +99,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     style.log_axis(power_ax.xaxis)
     positions = np.arange(len(results))
     for shift, field, label, look in (
-        (-0.25, "ias", "tr(HS)/tr S", {"color": "k"}),
+        (-0.25, "ias", "tr(HS)/tr S", {"color": "k"}),  # interaction-aware sharpness
         (0.0, "noise_curvature", "tr(HC)/tr C", {"color": style.SKY, "marker": "s"}),
     ):
         means = [getattr(r, field) for r in results]
@@ -121,7 +121,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
 def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Figure:
     """Draw the rise of the training loss (%) against the batch, a line for each checkpoint.
 
-    Error bars are one standard error. Batches at which a branch diverged are not drawn. A dashed line marks
+    Error bars are one standard error. A batch with which training diverged is not drawn. A dashed line marks
     the critical batch of a checkpoint, a dotted line the allowed rise.
     """
     figure, (ax,) = panels(1, 1, 6.4, 4.0, names=["rise"])
@@ -146,6 +146,6 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     sizes = sorted({int(batch) for r in results for batch in r.batch})
     style.ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
-    text = f"Rise above the smallest batch, after {first.trained_samples:,} samples more, mean over "
-    text += f"{first.loss.shape[1]} seeds; bars: one standard error; dashed: the critical batch."
+    text = f"Rise above the smallest batch's loss, after training on {first.trained_samples:,} more samples, "
+    text += f"mean over {first.loss.shape[1]} seeds; bars: one standard error; dashed: the critical batch."
     return finish(figure, title or style.headline(results), text, [ax], ncols=2)

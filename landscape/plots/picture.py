@@ -96,7 +96,7 @@ class Picture(Figure):
         if self._caption is not None:
             self._caption.remove()
         look = {"fontsize": CAPTION_SIZE, "color": DARK, "linespacing": 1.25, "in_layout": False}
-        # About 0.06 inches from the left edge, and 0.04 inches from the lower edge.
+        # 0.06 inches from the left edge, and 0.04 · height / inner_height inches from the lower edge.
         self._caption = self.text(0.06 / width, 0.04 / inner_height, formulas("\n".join(lines)), va="bottom")
         self._caption.set(**look | options)
         # matplotlib leaves room for legends only if they are at the edge of the figure. Here the caption is
@@ -203,7 +203,7 @@ class UserAxes:
             main_panels = [name for name in picture_axes if name not in side_panels]
             if len(main_panels) > 1:
                 raise InputError(f"ax: several panels; give axes={{NAME: …}} of {', '.join(picture_axes)}")
-            user_axes = {main_panels[0]: user_axes[""]}  # "" stands for the only panel
+            user_axes = {main_panels[0]: user_axes[""]}  # "" is the key of ``ax`` in ``requested``
         for name, ax in user_axes.items():
             choose(self.where, name, picture_axes)
             projection = picture_axes[name].name
@@ -246,7 +246,7 @@ class UserAxes:
         return bar
 
     def visual_artists(self, is_visible: Mapping[str, bool]) -> dict[str, list[Any]]:
-        """Write the title above that of the first axes, and return the artists of each of ``VISUALS``.
+        """Write the picture's title above the first panel's, and return the artists of each of ``VISUALS``.
 
         Args:
             is_visible: name of ``VISUALS`` -> whether it is kept; a name that is missing is kept.
@@ -275,13 +275,13 @@ def change_visuals(figure: Figure | UserAxes, visuals: Mapping[str, Any]) -> Non
         InputError: an unknown name, or a property that the artist does not have.
     """
     for name, value in visuals.items():
-        choose("visuals", name, VISUALS)
+        choose("visuals", name, VISUALS)  # refuses an unknown name
         if not isinstance(value, (bool, Mapping)):
             raise InputError(f"visuals: '{name}': {value!r} is not allowed, it must be a bool or a dict")
     properties = {name: value for name, value in visuals.items() if isinstance(value, Mapping)}
     is_visible = {name: value is not False for name, value in visuals.items()}
     # With the user's axes, the picture's title and the first panel's title are one text. ``visual_artists``
-    # writes this text from the visible titles.
+    # also writes this text, from those of the two titles that ``is_visible`` keeps.
     artists = figure.visual_artists(is_visible) if isinstance(figure, UserAxes) else _visual_artists(figure)
     try:  # ``name`` is the changed part, for the message
         for name in visuals:
@@ -361,9 +361,10 @@ def panels(
     names = [*(names or numbered("panel", rows * columns))]
     axes_or_width = _AXES_OR_WIDTH.get()
     if isinstance(axes_or_width, float):  # the width of the picture
-        # Share of its usual width that a panel has in a row of ``columns`` panels. Heights follow this share,
-        # also if the rows below have fewer columns.
+        # The width of a panel in a row of ``columns`` panels, relative to its usual width. The height follows
+        # this share, also if ``fewer_columns`` makes the panel wider.
         width_share = axes_or_width / width / columns
+        # Two lower limits of the height: MIN_HEIGHT_SHARE of the usual height, and MIN_HEIGHT inches.
         height_share = min(max(width_share, MIN_HEIGHT_SHARE), 1.0)
         height = max(height * height_share, min(height, MIN_HEIGHT))
         fewer_columns = fitting_columns(columns, width)

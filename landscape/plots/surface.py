@@ -105,8 +105,9 @@ def draw_surfaces(
             if value not in (None, False, []):
                 raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
-    # The markers of a "pca" surface are a trajectory. Trajectories decide on the levels of contours only.
-    # Quantities other than the loss are not known along a trajectory: ``marker_loss`` is then NaN.
+    # The markers of a "pca" surface are a trajectory. The levels of contours depend on the losses along
+    # trajectories; the levels of pictures in three dimensions do not. Quantities other than the loss are not
+    # known along a trajectory: ``marker_loss`` is then NaN.
     trajectory_losses = [r.marker_loss for r in results if r.kind == "pca" and style != "surface"]
     level_scale = scale([r.loss for r in results], log, levels, vmax, trajectory_losses)
     if style == "surface":
@@ -226,7 +227,7 @@ def _draw_contours(
                 dotted_levels = np.linspace(lowest_loss, risen_loss, 6)[1:-1]
                 label = "each fifth of the rise to the orange line"
                 level_lines(ax, r.x, r.y, masked, dotted_levels, label, **VALLEY)
-                # Lower lines get no number, which could be taken for the loss on a dotted line.
+                # No numbers on lower lines: a number could be taken for the loss on a dotted line.
                 lowest_labeled = risen_loss
         if labels:
             _label_lines(ax, lines, risen_loss, lowest_labeled)
@@ -248,8 +249,8 @@ def _draw_contours(
     color_bar(figure, axes, norm, cmap, label, losses)
     if below:
         _draw_profiles(below, results, level_scale, rise)
-    # All profiles have the same legend. The user may give axes only for the contours. The profiles are then
-    # in a figure that is not shown, and have no legend.
+    # All profiles have the same legend: only the first adds its entries. If the user of ``draw`` gives axes
+    # only for contours, profiles are in another figure, which is not shown, and add no entries.
     in_legend = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]
     text = caption_of(results, level_scale.reason)
     if below:
@@ -292,14 +293,14 @@ def _draw_profiles(
 ) -> None:
     """Draw for each surface its profile: median and quartiles of the loss by distance from the center.
 
-    Gray lines are the medians of the other surfaces. An orange line is at the loss at the center plus
-    ``rise``, unless ``rise`` is NaN.
+    Gray lines are the medians of the other surfaces. An orange line marks the loss that is ``rise`` above the
+    loss at the center. If ``rise`` is NaN, no orange line is drawn.
     """
     profiles = [geometry.profile(r) for r in results]
     levels, log = level_scale.levels, isinstance(level_scale.norm, LogNorm)
     # For each profile, the highest value of its upper quartile that is not above the last level.
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in profiles]
-    y_limits = levels[0], max(*highest, levels[1])
+    y_limits = levels[0], max(*highest, levels[1])  # at least from the first to the second level
     longest_distance = max(p.distance[-1] for p in profiles)
     for ax, r, own in zip(axes, results, profiles, strict=True):  # own: the profile of this panel's surface
         for p in profiles:
@@ -345,12 +346,12 @@ def scale(
 ) -> LevelScale:  # fmt: skip
     """Return levels, color scale and texts for surfaces that are drawn together.
 
-    By default the scale is logarithmic, with 25 levels, if losses differ by more than a factor of 100: at
-    equal distances, a whole valley would be below the first level. On a linear scale, levels are 0.005 apart
-    (DPSGD-2020, Figure 3) if this makes 4 to 40 lines, or else at about 24 round numbers. The highest 2% of
-    the losses are left above the last level if they would take more than half of the levels. Losses far from
-    those along a trajectory are left outside of the levels, so that the trajectory has at least a third of
-    the levels.
+    By default the scale is logarithmic, with 25 levels, if losses differ by more than a factor of 100. With
+    linear levels, a whole valley would then be below the first level. On a linear scale, levels are 0.005
+    apart (DPSGD-2020, Figure 3) if this makes 4 to 40 lines, or else at about 24 round numbers. The highest
+    2% of the losses are left above the last level if they would take more than half of the levels. Losses far
+    from those along a trajectory are left outside of the levels, so that the trajectory has at least a third
+    of the levels.
 
     Args:
         losses: arrays of losses in nats; values that are not finite are ignored.
@@ -369,8 +370,7 @@ def scale(
     low, high = _range_around(np.concatenate([[], *trajectory_losses]), full_range, log)
     if (low, high) != full_range:
         reason += ", around the losses of the trajectory"
-    if vmax is not None:
-        high = vmax
+    high = high if vmax is None else vmax  # the user's vmax, also if a trajectory has narrowed the range
     if high - low <= 1e-12 * max(1.0, abs(high)):  # all losses are equal: a level below them, and one above
         margin = max(abs(high), 1.0) * 1e-6
         values, log = np.array([low - margin, high + margin]), False
@@ -589,10 +589,10 @@ def _flatness(results: Sequence[Surface]) -> list[str]:
     titles = [f"{words}: {numbers} nat", f"Rise of the {loss} (nat): {numbers}", words]
     flattest, steepest = median_rise.idxmin(), median_rise.idxmax()
     low_rise, high_rise = median_rise.min(), median_rise.max()
-    # A ratio of rises compares minima. Where a rise is not positive, the center is at no minimum. Centers are
-    # not taken for minima either if their losses differ by more than the larger rise (our choice).
+    # A ratio of rises compares minima. Centers are not taken for minima if a rise is not positive, or if the
+    # losses at the centers differ by more than the larger rise (our choice).
     if not low_rise > 0 or abs(center_loss[flattest] - center_loss[steepest]) > high_rise:
         return titles
     ratio = high_rise / low_rise
-    factor = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # seeds differ by 10% (our choice)
+    factor = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # 10% may be due to the seed (our choice)
     return [f"The {loss} rises {factor} as much around {steepest} as around {flattest}", *titles]

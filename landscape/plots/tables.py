@@ -33,6 +33,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     result has the largest stable learning rate of the run's own update rule, a dash above or below the star
     shows it.
     """
+    # The panels are named "rates", or "rates 0", "rates 1" and so on.
     figure, axes = wrapped_panels(len(results), 4.6, 3.6, names="rates", sharex=True, sharey=True)
     star: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run", "zorder": 5}
     star |= {"marker": "*", "ms": 14, "mfc": style.AMBER, "mec": "k"}
@@ -51,7 +52,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
             ax.plot(r.own_delay, r.own_limit / r.lambda_max, **dash)
         label_delay_axes(ax, r, max(r.delay.max(), r.own_delay))
         style.decimal_labels(ax.yaxis)
-    text = "Momentum adds a share of the last step, shifted momentum of the step before the delay."
+    text = "Momentum adds a share of the last step; shifted momentum, a share of the step before the delay."
     text = f"{text} {style.sentence(style.preconditioned_by(results))}".rstrip()
     default_title = "Above a line, training leaves the minimum"
     return finish(figure, title or default_title, text, axes, ncols=2 * min(3, len(axes)))
@@ -116,13 +117,14 @@ def _draw_sweep(ax: Axes, r: Sweep) -> str:
     is_numeric = bool(np.isfinite(x_numbers).all())
     position_of = dict(zip(x_texts, x_numbers if is_numeric else range(len(x_texts)), strict=True))
     positions = np.array([position_of[row[x_key]] for row in rows])
-    # Rows that differ only in x_key are one line.
+    # Rows that differ only in x_key are one line. The value is "" where a recipe does not have the key.
     row_indices_of: dict[str, list[int]] = {}  # label of a line -> indices of its rows
     for i, row in enumerate(rows):
         label = ", ".join(_key_and_value(key, row[key]) for key in varying_keys if key != x_key and row[key])
         row_indices_of.setdefault(label, []).append(i)
     look = {"ls": "-", "lw": 1.6 if is_numeric else 0}
-    # The algorithm in a recipe's name is behind a hyphen ("digits-dpsgd"), but colors_of looks behind commas.
+    # A line has the color of its algorithm, which colors_of finds at the beginning of a label or behind a
+    # comma. In the name of a recipe, such as "digits-dpsgd", the algorithm is behind a hyphen.
     colors = style.colors_of([label.replace("-", ", ") for label in row_indices_of])
     for k, (color, (label, indices)) in enumerate(zip(colors, row_indices_of.items(), strict=True)):
         x, y, has_diverged = positions[indices], mean[indices], r.diverged[indices] > 0
@@ -192,6 +194,7 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
 def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> None:
     """Draw the panel of quantity ``q``, an index, with a row for each side, the first side at the top."""
     rows = np.arange(len(c.sides))[::-1]
+    # An interval that is unknown or infinite has no line: its dot stands alone.
     values, errors = c.value[q], np.nan_to_num(c.interval[q], posinf=0.0)
     bar_look: dict[str, Any] = {"lw": 6, "alpha": 0.45} if c.kinds[q] == "bound" else {"lw": 1.6}
     for row, value, error, color in zip(rows, values, errors, colors, strict=True):
@@ -204,8 +207,8 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
         for value, side in zip(c.own_value[q], c.side_of, strict=True):
             ax.plot([value], [rows[side] - 0.22], "o", ms=4, mfc="none", color=colors[side], zorder=3)
         drawn_values.append(c.own_value[q])
-    finite_values = np.concatenate(drawn_values)
-    finite_values = finite_values[np.isfinite(finite_values)]
+    all_values = np.concatenate(drawn_values)
+    finite_values = all_values[np.isfinite(all_values)]
     if logarithmic(values) and finite_values.min() > 0:
         style.log_axis(ax.xaxis)
     else:

@@ -34,12 +34,11 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     between the quartiles. The legend names the keys in which settings differ. Dotted lines are the learning
     rates α; a dashed line marks the step at which a run diverged.
 
-    The rows above have a panel for each quantity that instruments measured during a run, such as λ_max,
-    shares along the top eigenvectors and ½ tr(HC), and for each metric of the test data of a
-    :class:`landscape.Recorder`. For a single run, the panel of the change of the loss has the changes by
-    layer. The panels of ηλ_max and of η times batch sharpness have the limit of each setting's update rule in
-    the setting's color or, if no limit is known, the limit 2 of plain SGD. In the panel of the noise scale, a
-    dotted line is the total batch.
+    The rows above have a panel for each quantity that instruments measured during a run, such as λ_max, and
+    for each metric of the test data of a :class:`landscape.Recorder`. For a single run, the panel of the
+    change of the loss has the changes by layer. The panels of ηλ_max and of η times batch sharpness have the
+    limit of each setting's update rule in the setting's color or, if no limit is known, the limit 2 of plain
+    SGD. In the panel of the noise scale, a dotted line is the total batch.
 
     Raises:
         InputError: imported weights, which have no training history.
@@ -54,8 +53,9 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     metrics = dict.fromkeys(c for r in runs for c in r.history if c.startswith("test_") and c not in UNITS)
     measured_columns = [column for column in (*_INSTRUMENTS, *metrics) if is_measured(column)]
     standard_columns = list(_STANDARD)
-    if all(run.algorithm == RECORDED for run in runs):  # one learner, and unknown minibatches
-        standard_columns = [_IN_RECORDED_LOOPS.get(column, column) for column in _STANDARD]
+    if all(run.algorithm == RECORDED for run in runs):
+        # With one learner, the columns about the spread of learners say nothing. Two others replace them.
+        standard_columns = [_RECORDED_IN_PLACE_OF.get(column, column) for column in _STANDARD]
         # All standard columns if none has a value, so that the picture has a panel.
         standard_columns = [column for column in standard_columns if is_measured(column)] or standard_columns
 
@@ -63,11 +63,12 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     # The names of the cells in rows of three; the last row may have one or two empty cells, "".
     cells = drawn_columns + [""] * (-len(drawn_columns) % 3)
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
-    # For the column of a paper, ``panels`` makes panels narrower. At 3.2 inches, two have room in a row.
+    # For a paper, ``panels`` makes panels narrower, but not below half of the width that it is given. With
+    # 3.2 inches, two panels have room in a column of 3.3 inches.
     figure, axes = panels(len(cells) // 3, 3, 3.2 if in_paper() else 3.5, 2.7, cells)
     for ax, column in zip(axes, drawn_columns, strict=True):  # ``axes`` has none for empty cells
         name, scale, _ = PANELS.get(column, (column.replace("_", " "), "linear", ""))
-        layers = layers_of(runs) if column == "loss_change" else {}  # {} of several runs
+        layers = layers_of(runs) if column == "loss_change" else {}  # also {} for several runs
         has_values = bool(layers)
         if layers:
             _draw_layers(ax, runs[0], layers)
@@ -140,8 +141,8 @@ PANELS = {
 }
 # The columns of every run, and those of instruments; the two between them replace columns of a recorded loop.
 _STANDARD, _INSTRUMENTS = tuple(PANELS)[:6], tuple(PANELS)[8:]
-# Standard columns -> columns of a recorded loop in their place.
-_IN_RECORDED_LOOPS = {"consensus": "grad_norm2", "delta_2_full": "displacement2"}
+# Standard column -> the column that replaces it for recorded loops.
+_RECORDED_IN_PLACE_OF = {"consensus": "grad_norm2", "delta_2_full": "displacement2"}
 # Columns with a limit -> the column of the limit.
 _OF_RULES = ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness")
 LIMITS = dict.fromkeys(_OF_RULES, "lr_lambda_limit")
@@ -317,8 +318,8 @@ def _draw_limits(ax: Axes, groups: Sequence[Group], column: str) -> None:
 def _draw_runs(ax: Axes, group: Group, column: str, scale: str, extra_width: float) -> bool:
     """Draw a column of the history of one setting: a line for each seed and their median.
 
-    Many values of a noisy column are drawn as running median and quartiles. ``extra_width`` (points) is added
-    to the widths of lines. Returns whether any value can be drawn.
+    Many values of a noisy column are drawn as running median and quartiles. ``extra_width`` (points) makes
+    all lines wider, except for the thin lines of seeds. Returns whether any value can be drawn.
     """
     label, color, runs = group
     curves = []  # (steps, values) of each seed
@@ -337,7 +338,7 @@ def _draw_runs(ax: Axes, group: Group, column: str, scale: str, extra_width: flo
         steps, (low, median, high) = running_quartiles(all_steps, all_values)
         ax.fill_between(steps, low, high, color=color, alpha=0.25, lw=0)
         ax.plot(steps, median, color=color, lw=1.6 + extra_width, label=label)
-    elif len(runs) == 1 and len(curves) == 1:
+    elif curves and len(runs) == 1:
         ax.plot(*curves[0], color=color, lw=1.4 + extra_width, label=label)
     elif curves:
         for curve in curves:
@@ -345,6 +346,7 @@ def _draw_runs(ax: Axes, group: Group, column: str, scale: str, extra_width: flo
         # The median is taken at the steps that all seeds have, where np.interp returns a seed's own values.
         shared_steps = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in curves)))
         median = np.median([np.interp(shared_steps, *curve) for curve in curves], axis=0)
+        # The label has the number of all seeds, also if one of them has no value to draw.
         median_label = f"{label} (median of {len(runs)})"
         ax.plot(shared_steps, median, color=color, lw=1.8 + extra_width, label=median_label)
     return bool(curves)

@@ -175,7 +175,7 @@ def read(sources: Any) -> Contents:
             kind = "a run without a file" if location is None else f"a {type(source).__name__}"
             raise InputError(f"runs: {kind} is not allowed, give a run with a file, a result or a path")
         file_or_folder = Path(location)
-        path = storage.checkpoint_in(file_or_folder)  # of a run's folder: its last checkpoint; else the file
+        path = storage.checkpoint_in(file_or_folder)  # the last checkpoint in a run's folder, or the file
         if hdf5.schema_of(path) == SCHEMA:
             runs.setdefault(path.resolve(), (path, Checkpoint.load(path)))
         else:

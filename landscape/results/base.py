@@ -135,7 +135,8 @@ class Result(shown.Shown):
             raise InputError(f"{min(misplaced)}: set in the class body, it must be in the class line: {line}")
         cls.table = table or cls.table
         cls.axes_of = tuple(axes.split()) or cls.axes_of
-        if "__repr__" not in vars(cls):  # otherwise @dataclass adds a __repr__ that prints whole arrays
+        if "__repr__" not in vars(cls):
+            # Without this line, @dataclass would add a __repr__ that prints whole arrays.
             cls.__repr__ = shown.Shown.__repr__  # type: ignore[method-assign]
         describe = vars(cls).get("describe")
         if describe:
@@ -152,8 +153,9 @@ class Result(shown.Shown):
         if any("Annotated[" in str(text) for text in annotations.values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
                 # Annotated[Array or tuple, dimensions, unit] or Annotated[float or int, unit]; the unit of
-                # an array or a tuple may be missing. New dicts, because the base class keeps the old ones.
+                # an array or a tuple may be missing.
                 metadata = list(getattr(hint, "__metadata__", ()))
+                # The class gets new dicts, because its base class keeps the old ones.
                 if metadata and hint.__origin__ not in (float, int):
                     cls.shapes = {**cls.shapes, name: metadata.pop(0)}
                 if metadata:
@@ -231,10 +233,10 @@ class Result(shown.Shown):
                 surface.
 
         Returns:
-            A DataFrame with a column for each array that has no other dimensions than ``dims``. A dimension
-            without coordinates has a column with its labels. If a dimension has no labels, either, and
-            ``dims`` has several dimensions, the column has the indices 0, 1, … Fields that are not arrays are
-            in ``attrs``.
+            A DataFrame with a column for each dimension, and for each array that has no other dimensions than
+            ``dims``. A dimension's column has its coordinates, else its labels, else the indices 0, 1, … If
+            ``dims`` is one dimension without coordinates and labels, it has no column. Fields that are not
+            arrays are in ``attrs``.
 
         Raises:
             InputError: a dimension that the result does not have.
@@ -249,7 +251,7 @@ class Result(shown.Shown):
         sizes: dict[str, int] = {}
         for array_dimensions, value in arrays.values():
             sizes.update(zip(array_dimensions, value.shape, strict=True))
-        dimensions = (dims or self.table).split()
+        dimensions = (dims or self.table).split()  # ``table``: the dimensions by default
         for dimension in dimensions:
             choose("dims", dimension, sizes)  # refuses an unknown dimension
         # Columns with the labels or indices of the dimensions that have no coordinates.
@@ -388,7 +390,7 @@ def save(results: Sequence[Result], path: str | Path) -> None:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save([counted_labels, counted_labels], f"{folder}/two.h5")
+        ...     save([counted_labels, counted_labels], f"{folder}/two.h5")  # a result, twice
         ...     len(load_results(f"{folder}/two.h5"))
         2
     """

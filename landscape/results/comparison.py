@@ -501,7 +501,7 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
         return [*rows, products, Row("samples", self.samples)]
 
     def _rows_of_average(self, k: int, name: str) -> list[Row]:
-        """Return rows with all known numbers of average ``k``, which the rows call ``name``.
+        """Return rows with all known numbers of average ``k``. In the rows, ``name`` is the average's name.
 
         The predicted loss and its change come first, then the exact loss and metrics. The last rows are the
         exact loss of the average as it is stored, and the rank of the average.
@@ -513,16 +513,16 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
             change = float(self.change[k])
             rows = [
                 Row(title, float(self.loss[k]), half_width, "nat", f"±: {self.level:.0%} interval"),
-                Row(f"{name} minus the members' mean", change, half_width, "nat", ratio_note),
+                Row(f"{name} minus the members' mean loss", change, half_width, "nat", ratio_note),
             ]
         else:
             note = f"the members are too far apart, {ratio_note}"
-            if not np.isfinite(self.ratio[k]):
+            if not np.isfinite(self.ratio[k]):  # stands for coefficients too far below 0
                 note = "its negative coefficients put the average too far outside of the members"
             rows = [Row(title, "none", note=note)]
         if np.isfinite(self.exact[k]):
             rows.append(Row(f"exact loss of the {name}", float(self.exact[k]), 0.0, "nat"))
-            note = "only the loss is predicted"
+            note = "metrics have no prediction"
             for metric, value in zip(self.metric_names, self.metrics[:, k], strict=True):
                 rows.append(Row(f"exact {metric} of the {name}", float(value), 0.0, note=note))
         # The average as it is stored: rounded to the types ``stored_as``, and cut to ``rank``.
@@ -530,7 +530,7 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
             rank_text = f"rank {self.rank}" if self.rank else ""
             form = " and ".join(filter(None, [self.stored_as, rank_text]))
             rows.append(Row(f"{name} in {form}", float(self.stored[k]), 0.0, "nat"))
-        # The largest rank of a product BA in the average, before it is cut.
+        # ``ranks`` has the largest rank of a product BA in the average, before the cut to ``rank``.
         if len(self.ranks) and np.isfinite(self.ranks[k]):
             note = f"{self.truncation[k]:.2g} of the norm of all products BA is cut" if self.rank else ""
             rows.append(Row(f"rank of the {name}", float(self.ranks[k]), note=note))

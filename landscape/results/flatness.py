@@ -194,8 +194,8 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
             *smoothed_rows("2/λ_max", smoothed_rates, rate_errors, unit=""),
         ]
         if self.lipschitz.size:
-            largest = [0, 1], self.lipschitz_smooth.argmax(1)  # for each spread, over the training steps
-            constants, errors = self.lipschitz_smooth[largest], self.lipschitz_smooth_se[largest]
+            step = self.lipschitz_smooth.argmax(1)  # the step of the largest ratio, for each spread
+            constants, errors = self.lipschitz_smooth[[0, 1], step], self.lipschitz_smooth_se[[0, 1], step]
             rows.append(Row("Lipschitz constant of the gradient", float(self.lipschitz.max()), unit="nat"))
             rows += smoothed_rows("Lipschitz constant of the gradient", constants, errors)
         shares = ", ".join(f"{100 * share:.3g}%" for share in self.share)

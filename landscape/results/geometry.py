@@ -100,8 +100,8 @@ def merge_tree(loss: Array) -> MergeTree:
         for minimum in minima[1:]:
             parent[minimum] = deepest
             merged[minimum] = deepest, point
-        # For a minimum as high as the point, the point is no saddle, as both lie on one plateau. ``merged``
-        # has such a minimum with a persistence of 0, and ``_tree_of`` removes its basin.
+        # A minimum as high as the point lies on one plateau with the point, which is then no saddle. If the
+        # minimum merges here, its persistence is 0, and ``_tree_of`` removes its basin.
         lower_minima = [minimum for minimum in minima if value[minimum] < value[point]]
         if len(lower_minima) > 1:
             for minimum in lower_minima:
@@ -160,8 +160,8 @@ class FineGrid:
 
     Attributes:
         loss: (ky, kx); infinite where one of the four losses around is not finite.
-        at: (x, y) of the starting point.
-        reference: the loss there.
+        reference: (x, y) of the starting point.
+        reference_loss: the loss at the starting point.
     """
 
     def __init__(self, surface: Surface, gram: Array, start: Sequence[float]) -> None:
@@ -169,14 +169,14 @@ class FineGrid:
         self.loss = loss_at(surface, self._x[None], self._y[:, None])
         self._start = int(np.abs(self._y - start[1]).argmin()), int(np.abs(self._x - start[0]).argmin())
         self._weight, self._gram = np.outer(_cells(self._y), _cells(self._x)), gram
-        self.at = np.array([self._x[self._start[1]], self._y[self._start[0]]])
-        self.reference = float(self.loss[self._start])
+        self.reference = np.array([self._x[self._start[1]], self._y[self._start[0]]])
+        self.reference_loss = float(self.loss[self._start])
 
     def inside(self, rise: float) -> Array:
         """Return a mask (ky, kx): the region connected to the start with losses up to ``rise`` above it."""
         from scipy import ndimage  # only here: it would slow down every import
 
-        parts, _ = ndimage.label(self.loss <= self.reference + rise, NEIGHBORS)
+        parts, _ = ndimage.label(self.loss <= self.reference_loss + rise, NEIGHBORS)
         return parts == parts[self._start]
 
     def region(self, rise: float) -> Region:
@@ -184,7 +184,7 @@ class FineGrid:
         inside = self.inside(rise)
         share = self._weight[inside] / self._weight[inside].sum()
         area = float(np.sqrt(np.linalg.det(self._gram))) * float(self._weight[inside].sum())
-        depth = float(share @ (self.reference + rise - self.loss[inside]))
+        depth = float(share @ (self.reference_loss + rise - self.loss[inside]))
         rows, columns = np.nonzero(inside)
         # Coordinates in an orthonormal basis of the plane: steps times the Cholesky factor of their products.
         at = np.stack([self._x[columns], self._y[rows]], axis=1) @ np.linalg.cholesky(self._gram)
@@ -196,7 +196,7 @@ class FineGrid:
 
     def edge_rise(self) -> float:
         """Return the rise at which the region reaches the edge of the grid; inf if it never does."""
-        low, high = 0.0, self.highest - self.reference
+        low, high = 0.0, self.highest - self.reference_loss
         if _touches_edge(self.inside(0.0)):
             return 0.0
         if not _touches_edge(self.inside(high)):
@@ -240,9 +240,10 @@ Around = Annotated[str, OneOf(AROUND)]
 
 def _default_rises(fine: FineGrid, edge: float) -> Array:
     """Return RISES equal steps up to the rise ``edge``; if it is 0 or infinite, up to the highest loss."""
-    top = edge if 0 < edge < np.inf else fine.highest - fine.reference
+    top = edge if 0 < edge < np.inf else fine.highest - fine.reference_loss
     if not top > 0:
-        raise OperationError(f"rises: no loss exceeds the reference, {fine.reference:.4g}; widen the span")
+        words = f"no loss exceeds the reference, {fine.reference_loss:.4g}; widen the span"
+        raise OperationError(f"rises: {words}")
     return top * np.arange(1, RISES + 1) / RISES
 
 
@@ -343,7 +344,7 @@ def basins(
     if least is None:
         least = max(LEAST * float(np.median(finite_losses) - finite_losses.min()), 2 * _loss_error(surface))
     tree = merge_tree(loss)
-    merged = np.isfinite(tree.first_rise)  # whether a basin merges with another
+    merged = np.isfinite(tree.first_rise)  # whether a basin merges with another, deeper or not
     listed_basins = tree.without_basins_below(least)
     # The basin of the lowest minimum merges with no deeper one. Its infinite persistence makes it the first.
     lowest = _coordinates(surface, listed_basins.minimum)[0]
@@ -366,8 +367,8 @@ def basins(
         loss_name=surface.loss_name,
         loss_unit=surface.loss_unit,
         around=around,
-        reference=fine_grid.at,
-        reference_loss=fine_grid.reference,
+        reference=fine_grid.reference,
+        reference_loss=fine_grid.reference_loss,
         rise=rise,
         area=np.array([region.area for region in regions]),
         volume=np.array([region.volume for region in regions]),
@@ -539,7 +540,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
         >>> grid = np.linspace(-1, 1, 3)
         >>> loss = grid**2 + grid[:, None] ** 2
         >>> surface = Surface(
-        ...     x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2),
+        ...     x=grid, y=grid, loss=loss, accuracy=loss, done=np.ones((3, 3), bool), directions=np.eye(2),
         ...     center=np.zeros(2), kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64",
         ...     bn="center", method="batched")
         >>> with tempfile.TemporaryDirectory() as folder:

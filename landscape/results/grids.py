@@ -133,7 +133,8 @@ class Interpolated(Measured):
             >>> surface.nested().loss.shape
             (3, 3)
         """
-        if self.columns or self.exact.all():  # ``columns`` has the names of the interpolated arrays
+        # ``columns`` has the names of the interpolated arrays; ``exact`` is the field ``done``.
+        if self.columns or self.exact.all():
             return self
         shortest = min((n for n in self.exact.shape if n > 1), default=1)
         step = 2
@@ -188,7 +189,7 @@ class Interpolated(Measured):
         evaluations, points = f"{self.evaluations:,}", f"{self.exact.size:,}"
         words = f"interpolated from {evaluations} of {points} points"
         if self.part_samples:
-            part = f"{self.part_evaluations:,} of {100 * self.part_samples / self.samples:.2g}% of them"
+            part = f"{self.part_evaluations:,} of {100 * self.part_samples / self.samples:.2g}% of samples"
             words = f"{points} points interpolated from {evaluations} evaluations of all samples and {part}"
         return f"{words}, error of {', '.join(errors)}{range_note}"
 
@@ -266,10 +267,11 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
         if not self.t[0] <= 0 <= self.t[-1]:
             values = np.nan * values  # all NaN: radius_of then raises, as there is no value at t = 0
         length = np.linalg.norm(self.direction.astype(np.float64))
+        # D directions: along the line and, if the line has negative t, also against it.
         signs, ends = [1.0], [self.t[-1]]
         if self.t[0] < 0:
             signs, ends = [1.0, -1.0], [self.t[-1], self.t[0]]
-        # (D, 1), D = 1 or 2: along the direction and against it, the coordinate t of the point at distance 1.
+        # (D, 1), for each direction the coordinate t of the point at distance 1.
         unit_points = np.array(signs)[:, None] / length
         reach = np.abs(ends) * length  # (D,), the distances to the ends
         return radius_of(metric, [self.t], values, unit_points, reach, drop, rise)

@@ -177,7 +177,7 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
             ...     samples=100, seed=0, dtype="float64")
             >>> result.interval()
             (0.0, inf)
-            >>> result.value  # not 200/2: with two draws, ‖g‖² = 2.0 ± 0.5 may be 0
+            >>> result.value  # not 200/2: with two estimates, a t-test does not exclude that ‖g‖² is 0
             nan
         """
         names = ("estimates", "trace", "trace_error", "norm2", "norm2_error", "covariance")

@@ -316,8 +316,8 @@ class Shown(ABC):
 
         Args:
             path: a .png, .pdf or .svg file for the figure; default: no file.
-            style: for a surface, "contour", "hillshade" or "surface" (three dimensions). "difference" is
-                refused here: :func:`landscape.draw` takes the two surfaces that it needs.
+            style: for a surface, "contour", "hillshade" or "surface" (three dimensions). "difference" needs
+                two surfaces and is refused; :func:`landscape.draw` takes two.
             ax: axes to draw into, for a picture of one panel. Default: a new figure.
             options: further arguments of :func:`landscape.draw`, such as ``axes``, ``width`` and ``title``.
 
@@ -461,6 +461,7 @@ def radius_of(
         drop: by how much the border is below the value at the center: a number, or a share such as "1%".
         rise: by how much the border is above the value at the center, a number, in place of ``drop``.
     """
+    # The change as text. Wrong types, and both or none of ``drop`` and ``rise``, are refused below.
     text = f"{rise:g}" if isinstance(rise, (int, float)) else str(drop).strip()
     is_share = text.endswith("%")
     try:
@@ -476,8 +477,8 @@ def radius_of(
     points = []  # for each axis: its coordinate at all these points, (T, D)
     for unit, axis in zip(unit_points.T[::-1], axes, strict=True):  # reversed: ``axes`` begin with y
         points.append(np.clip(distance * unit, axis[0], axis[-1]))
-    # Between points: a line through the 2 nearest ones, or a cubic polynomial through 4. For the line,
-    # infinite values are huge numbers, so that it reaches the border directly after the last finite value.
+    # Between points: linear interpolation by the 2 nearest points, or a cubic one by 4. The linear one has
+    # huge numbers for infinite values, and so crosses the border directly after the last finite value.
     linear = _interpolated(axes, np.clip(values, -HUGE, HUGE), points, count=2)
     cubic = _interpolated(axes, np.where(np.isfinite(values), values, np.nan), points, count=4)
     interpolated = np.where(np.isnan(cubic), linear, cubic)
@@ -495,9 +496,9 @@ def radius_of(
     linear_radii, _ = _crossings(distance, linear, border_of(float(linear[0, 0])), sign)
     error = np.abs(radii - linear_radii)
     change = f"{'+' if sign > 0 else '−'}{text}"
-    # Whether the border is so near to the center that the radius is rough; also true if the error is NaN.
-    near = ~censored & ~(error <= ROUGH * radii)
-    return Radius(metric, change, center, border, radii, censored, unit_points * radii[:, None], near, error)
+    # The error is large, or NaN, where the border is too near to the center for the steps of the grid.
+    rough = ~censored & ~(error <= ROUGH * radii)
+    return Radius(metric, change, center, border, radii, censored, unit_points * radii[:, None], rough, error)
 
 
 def _crossings(distance: Array, values: Array, border: float, sign: int) -> tuple[Array, Array]:

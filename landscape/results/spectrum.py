@@ -356,7 +356,7 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
                 values["trace_freedom"] = part.freedom
         values["products"] = sum(part.products for part in parts)
         by_differences = [part for part in parts if part.derivatives == "differences"]
-        # The error of a Trace is not that of a product, and is kept only if these parts are all traces.
+        # The error of a Trace is no error of a product. It is kept only if all ``by_differences`` are traces.
         of_products = [part for part in by_differences if not isinstance(part, Trace)]
         if by_differences:
             largest = max(part.product_error for part in of_products or by_differences)

@@ -208,14 +208,14 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         gram = directions @ directions.T
         is_center_inside = all(len(axis) > 1 and axis[0] < 0 < axis[-1] for axis in axes)
         if not is_center_inside or np.linalg.matrix_rank(gram) < 2:
-            words = "its center is not inside, or its directions are parallel; take another"
+            words = "its center is not inside the grid, or its directions are parallel; take another surface"
             raise OperationError(f"surface: {words}")
         angle = np.arange(RAYS) / RAYS * 2 * np.pi
         circle = np.stack([np.cos(angle), np.sin(angle)])
-        # (D, 2), for each direction the coordinates (x, y) of the point at distance 1 in weight space.
+        # (RAYS, 2), for each ray the coordinates (x, y) of its point at distance 1 in weight space.
         unit_points = np.linalg.solve(np.linalg.cholesky(gram).T, circle).T
         ends = np.where(unit_points > 0, [self.x[-1], self.y[-1]], [self.x[0], self.y[0]])
-        # (D, 2), the distances to the edges of x and y; NaN if x or y is 0 all along the direction.
+        # (RAYS, 2), the distances to the edges of x and y; NaN if x or y is 0 all along the ray.
         edge_distances = ends / np.where(unit_points == 0, np.nan, unit_points)
         return radius_of(metric, axes, values, unit_points, np.nanmin(edge_distances, axis=1), drop, rise)
 
@@ -282,7 +282,8 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         elif len(self.marker_loss) and self.kind != "pca":
             labeled_losses = zip(self.labels, self.marker_loss, strict=True)
             rows += [Row(f"loss of {label}", float(value), unit="nat") for label, value in labeled_losses]
-        # With BatchNorm: the markers' losses by their own statistics, in place of those of the surface.
+        # With BatchNorm: the losses of the markers by the markers' own statistics. ``marker_loss`` has their
+        # losses by the statistics of the surface.
         rows += own_losses(self.own_loss, self.marker_loss)
         if self.explained.size:
             shares = " + ".join(f"{100 * share:.1f}%" for share in self.explained)
