@@ -584,7 +584,7 @@ def test_the_spectra_of_minibatches_are_those_of_dense_matrices(name: str) -> No
     problem = {**problems.ALL, **problems.STRUCTURED}[name]()
     result = landscape.batch_spectrum(problem, 8, 2, draws=3, weight_decay=0.1, residual_tol=1e-7, seed=5)
     minibatches = Minibatches(problem, 8, stream(5, 0))
-    parts = [minibatches.full_batches, *(part for (part,), _ in zip(minibatches, range(3), strict=False))]
+    parts = [minibatches.whole_problem, *(part for (part,), _ in zip(minibatches, range(3), strict=False))]
     for part, values in zip(parts, [result.whole, *result.values], strict=True):
         ends = torch.linalg.eigvalsh(problems.textbook_hessian(part)).numpy() + 0.1
         np.testing.assert_allclose(values, ends[[-1, -2, 0]], rtol=0, atol=1e-6 * abs(ends).max())

@@ -145,6 +145,7 @@ def difference_fields(
         """Return an attribute of all differences, (Q, K)."""
         return np.array([[getattr(difference, name) for difference in row] for row in differences], float)
 
+    # Of a quantity without a test, the attribute ``standard_error`` holds the bound on the error.
     values, errors, p = numbers("value"), numbers("standard_error"), numbers("p")
     corrected_p = holm(p)
     magnitudes = np.array([[abs(side.value) for side in row.sides] for row in rows])  # (Q, S)
@@ -258,7 +259,8 @@ class Entry:
 QuantityName = Annotated[str, OneOf(tuple(BY_NAME))]
 
 
-# of_the_run=None: a run in ``problems`` is not replaced by its problem, and fills in no argument.
+# ``shorter``: advice that a message shows during a long call. ``of_the_run=None``: the function gets the runs
+# themselves, not their problems, and no argument is filled in from a run.
 @analysis(shorter="a shorter list of quantities= or a part of the data", of_the_run=None)
 def compare(
     problems: Sides,
@@ -309,7 +311,8 @@ def compare(
             training loss: the highest training loss of the given runs.
         loss_tol: how far the loss of a chosen checkpoint may be from the common loss, as a share of the
             common loss.
-        draws: the number of minibatches or displacements; the trace always takes 60 Hessian-vector products.
+        draws: the number of minibatches; for average-case sharpness, of random displacements of the weights;
+            the trace always takes 60 Hessian-vector products.
         planes: the number of random planes over which the basin width is averaged.
         rise: the rise of the loss, in nats, at which the basin width is measured.
         rho: ρ of worst-case adaptive sharpness.
@@ -345,6 +348,7 @@ def compare(
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if not (isinstance(loss, str) and loss == "data"):  # "data" stands for the loss of the runs' data sets
         arguments["loss"] = loss
+    # A side is an item of ``problems``. An entry is one problem or checkpoint; a group has several entries.
     names, entries, grouped = _entries(problems, arguments)
     quantities_given = bool(quantities)
     requested = [BY_NAME[name] for name in dict.fromkeys(quantities)]
@@ -359,7 +363,7 @@ def compare(
     if equal_loss:
         entries, common_loss = _at_equal_loss(entries, loss_tol)
     side_names = names or _short_names(entries)
-    columns: list[_Column] = []
+    columns: list[_Column] = []  # the measurements of each entry
     first_subject = None
     for index, entry in enumerate(entries):
         entry_seed = seed

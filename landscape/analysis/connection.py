@@ -108,8 +108,8 @@ def connect(
             the problem's center to a.
         curve: "bezier", a quadratic curve, or "chain", two straight lines that meet in the bend.
         align: what units are matched by: "weights"; or "activations", by their correlations over up to 1,000
-            samples. A unit's activation is what the next layer that sums over units, such as a linear layer,
-            receives from it.
+            samples. A unit's activation is taken at the input of the next layer that sums over units, such as
+            a linear layer.
         points: the number of points of each path, at equal distances of t; a barrier is a maximum over them.
         steps: the number of training steps of the bend; with 0, the curve is the aligned line.
         lr: Adam's step size; it falls linearly to zero in the second half of the steps.
@@ -144,8 +144,9 @@ def connect(
         True
     """
     problem = problem_of(problem)
-    ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
-    networks = [network_of(problem, end, name) for name, end in ends.items()]
+    named_weights = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
+    networks = [network_of(problem, weights, name) for name, weights in named_weights.items()]
+    # (P,) each. In results, ``start`` is called a, and ``end`` is called b.
     start, end = (at_least_float32(network.theta) for network in networks)
     report = reporter(progress)
     path_problem = problem.with_batchnorm("recalibrate", bn_samples)
@@ -185,6 +186,7 @@ def connect(
         groups=tuple(group.name for group in symmetry.groups),
         sizes=np.array([group.size for group in symmetry.groups], int),
         fixed=tuple(f"{name}: {reason}" for name, reason in symmetry.fixed.items()),
+        # The largest change of the loss and the outputs by alignment: only rounding.
         largest_change=change(problem, end, aligned_end),
         own_loss=own_loss,
         **curve_options,
@@ -266,8 +268,9 @@ def average(
     A greedy soup (Wortsman et al. 2022, Recipe 1), chosen by predicted losses, is added as the last average.
 
     BatchNorm's statistics are estimated again at each member and average. Averages are evaluated in the
-    problem's precision, but at least in float32. An average that is saved is cut to ``rank`` and rounded to
-    the members' own type. The field ``stored`` has the losses of such saved averages.
+    problem's precision, but at least in float32. Saving rounds an average to the members' own type. Averages
+    of products of adapter factors are first cut to ``rank``. The field ``stored`` has the losses of averages
+    as saved.
 
     Args:
         problem: the loss; or a run, on its training set. If the model is sharded, each rank passes its own
@@ -285,8 +288,8 @@ def average(
         factors: substrings of parameter names that mark the factors A and B of an adapter; default: those of
             peft. The products BA are averaged; with () each factor is averaged by itself.
         rank: the rank of stored averages of products; default: the rank that they need.
-        exact: whether to also compute the exact loss of each average, by a pass over the data; or a number:
-            only for so many averages, the best prediction first and the greedy soup last.
+        exact: whether to also compute the exact loss of each average, by a pass over the data; or the
+            number of averages for which to do so: first those of lowest predicted loss, last the greedy soup.
         bn_samples: the number of samples from which BatchNorm's statistics are estimated.
         labels: names of the members; default: 0, 1, …
         max_memory: the most bytes that the process may use.
@@ -316,7 +319,8 @@ def average(
     has_base = base is not None
     if last is not None and plan != "windows":
         raise InputError("last: not allowed without plan='windows'; leave members out of weights")
-    if last is not None and weights is not None:  # missing weights are refused below
+    # ``weights`` is None only if they were left out and ``problem`` is no run. This is refused below.
+    if last is not None and weights is not None:
         weights, labels = weights[-last:], list(labels)[-last:]
     factor_pairs = pairs_of(given_problem.layout, factors)
     is_sharded = on_ranks(given_problem)
@@ -347,7 +351,7 @@ def average(
     loss_problem, derivative_problem = _with_statistics(problem, bn_samples)
     measurements = _measure(loss_problem, derivative_problem, members, portion(progress, 0, 0.9))
     hull = Hull(measurements)
-    # The offsets are changes of the losses by BatchNorm's statistics, which are estimated again.
+    # With the offsets, these are losses with BatchNorm's statistics estimated again at each member.
     members_loss = measurements.losses + measurements.offsets
     soup = _greedy_soup(hull, members_loss)
     averages = np.vstack([requested_averages, soup])  # coefficients (K, n)
@@ -435,7 +439,7 @@ def _members(
         half_types = half_types or {name: dtype for name, dtype in types.items() if dtype in LOW}
     if base is not None or not isinstance(weights, Tensor):  # a tensor is used without a copy
         weights = torch.stack([network.theta for network in networks]) if networks else None
-    return placed(problem, weights, smallest=2), half_types
+    return placed(problem, weights, min_rows=2), half_types
 
 
 def _requested_averages(
@@ -511,7 +515,7 @@ def _measure(
         losses[i], gradient = derivative_problem.loss_and_gradient(w)
         image, errors = fast_hessian(derivative_problem, w).verified((w - spread.mean)[None])
         error = max(error, errors[0] * float(spread.gram[i, i].sqrt()) / 2)
-        slopes[i], bends[i] = spread.products(torch.cat([gradient[None], image])).T.cpu().numpy()
+        slopes[i], bends[i] = spread.inner_products(torch.cat([gradient[None], image])).T.cpu().numpy()
         if loss_problem is not derivative_problem:
             offsets[i] = loss_problem.loss(w.to(loss_problem.dtype)) - losses[i]
         if not np.isfinite([losses[i], offsets[i], *slopes[i], *bends[i]]).all():

@@ -118,8 +118,8 @@ def contour(
         interpolation_tol: the largest error of interpolated losses: "1%" of the range shown (of the range of
             log L if losses differ by more than a factor of 100), or a number in nats, such as 0.005; default:
             no point is interpolated. A region that covers less than 1.5% of the picture can be missed.
-        into: a file of :func:`landscape.open` that gets the surface about every ten seconds. If the file has
-            an unfinished surface, or one on another grid, points of that surface are not computed again.
+        into: a file of :func:`landscape.open` that gets the surface about every ten seconds. Points of an
+            earlier surface in the file are not computed again; the grid must contain all of them.
         execution: the processes to use, and an earlier surface to resume; see :class:`landscape.Execution`.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -161,7 +161,7 @@ def contour(
         if is_complete:
             return _write_finished(previous, into)
         plane = previous.plane(like=plane.center)  # may differ from the given plane by rounding
-        # A surface that is completed keeps its method. A surface on other axes is a new one.
+        # On the axes of the earlier surface, that surface is completed by its own method.
         method = previous.method if result_grid.axes_unchanged else method
     center, directions, count = plane.center, plane.directions, result_grid.min_computed_points
     evaluate = evaluator(problem, center, directions, count, method=method, autocast=autocast)
@@ -176,7 +176,7 @@ def contour(
 
     dispatch_options = {"progress": reporter(progress), "min_per_process": evaluate.block}
     dispatch = _dispatch(execution, save, current_surface, **dispatch_options)
-    # Losses on a part of the samples guide the choice of points. evaluate_part: None if they save no time.
+    # Losses on a part of the samples guide the choice of points. evaluate_part is None if this saves no time.
     evaluate_part = _part_evaluator(problem, result_grid, center, directions, evaluate)
     other_columns = [name for name in result_grid.columns if name != "loss"]
     fields |= result_grid.complete(evaluate, dispatch, ("loss",), other_columns, plane.seed, evaluate_part)
@@ -415,11 +415,11 @@ def line(
     # A line is computed as a plane whose second direction is zero.
     directions = torch.stack((direction, torch.zeros_like(direction)))
     evaluate = evaluator(problem, start, directions, result_grid.min_computed_points, method=method)
-    # Losses on a part of the samples guide the choice of points. evaluate_part: None if they save no time.
-    evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)
+    evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)  # as in contour()
     dispatch = Dispatch(progress=reporter(progress))
     other_columns = [name for name in result_grid.columns if name != "loss"]
-    errors = result_grid.complete(evaluate, dispatch, ("loss",), other_columns, part_evaluator=evaluate_part)
+    error_fields = result_grid.complete(evaluate, dispatch, ("loss",), other_columns, part_evaluator=evaluate_part)
+    # One computed loss is compared with Problem.loss(). ``exact``: losses, with NaN where interpolated.
     check_one_loss(evaluate, start, directions, result_grid.points, result_grid.exact("loss"))
     return Line(
         t=t,
@@ -432,7 +432,7 @@ def line(
         method=evaluate.method,
         labels=tuple(labels),
         **_batchnorm_fields(given_problem, problem, networks, network_names),
-        **errors,
+        **error_fields,
         **setting(problem),
         **about,
     )
@@ -485,7 +485,7 @@ def hessian_grid(
             "train" (each batch's).
         bn_samples: the number (≥ 2) of samples for the statistics of "recalibrate", or in a batch of "train".
         interpolation_tol: the largest error of interpolated λ_min, λ_max and ratios: "1%" of the range shown,
-            or a number such as 0.005, at least ``residual_tol``; default: no point is interpolated.
+            or an absolute error such as 0.005, at least ``residual_tol``; default: no point is interpolated.
             Interpolation saves time for grids finer than about 20 × 20.
         into, execution: as for :func:`landscape.contour`; points that did not converge are computed again if
             ``max_products`` has changed.

@@ -162,11 +162,13 @@ def _covariance(a: _Block, b: _Block, length: float) -> Array:
     with respect to x along each direction of block a, and with respect to y along each direction of block b.
 
     Faà di Bruno's formula gives this derivative as exp(−s) times a sum over partitions of all directions into
-    sets. Each term is a product with one factor for each set: minus the derivative of s along the directions
-    in the set. Only sets of one or two directions count, because third derivatives of s are zero.
+    sets. The term of a partition is a product over its sets. The factor of a set is −1 times the derivative
+    of s along the directions in the set. Only sets of one or two directions count, because third derivatives
+    of s are zero.
     """
     x, y = a.points / length, b.points / length  # in units of ℓ, in which s = ‖x − y‖²/2
     twice_s = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
+    # Each u has the shape (m_a, r) and each v (m_b, r): row i is the direction at point i of the block.
     us, vs = [u / length for u in a.directions], [v / length for v in b.directions]
     # First derivatives of s: along the directions of a, in x, and then along those of b, in y.
     slopes = [(u * x).sum(1)[:, None] - u @ y.T for u in us] + [(v * y).sum(1) - x @ v.T for v in vs]

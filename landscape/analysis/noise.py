@@ -55,8 +55,8 @@ DRAWS = 32
 
 
 @analysis(
-    # Five (n, P): weights, deviations, products, and gradients at the learners and at the mean; and four (P,)
-    # in float64.
+    # Memory: 5 tensors (n, P), which are weights, deviations, Hessian products, gradients at the learners and
+    # gradients at the mean; and 4 tensors (P,) in float64.
     lambda problem, weights, **_: needs.curved(problem, 5 * needs.rows(weights) + 4 * needs.double(problem)),
     shorter="a smaller draws=",
     of_the_run=("weights", "lr", "local_batch"),
@@ -89,7 +89,7 @@ def noise(
         weights: (n, P), the weights of at least 2 learners; default: the run's.
         lr: α, the learning rate; default: the run's.
         local_batch: the number of samples in a learner's minibatch; default: the run's.
-        draws: the number of draws of minibatches; with 32, standard errors are known to about 13%.
+        draws: the number of draws of minibatches; with 32, standard errors are right to about 13%.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
@@ -113,9 +113,10 @@ def noise(
         (3,)
     """
     problem = problem_of(problem)
+    # From a run, the decorator has filled in both (``of_the_run``).
     if lr is None or local_batch is None:
         raise InputError("lr, local_batch: missing, a problem and imported weights have none; give both")
-    weights = placed(problem, weights, smallest=2)  # checks them, and moves them to the problem's device
+    weights = placed(problem, weights, min_rows=2)  # checks them, and moves them to the problem's device
     check_unpenalized(problem, "Δ(2) is defined by the loss on data alone")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
@@ -157,7 +158,7 @@ DELTA_TERMS = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
 def _delta_terms(
     problem: Problem, weights: Tensor, mean: Tensor, gradient: Tensor
 ) -> Callable[[Tensor], list[Tensor]]:
-    """Return a function that computes the quantities named in DELTA_TERMS, each divided by lr², from a draw.
+    """Return a function from a draw to the quantities named in DELTA_TERMS, without their factor lr².
 
     A draw is the indices (n, local_batch) of the samples in the learners' minibatches.
 
@@ -238,14 +239,14 @@ def noise_scale(
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: B, the number of samples in a minibatch at w_a; default: the run's total batch.
-        weights: (n, P), the weights of n ≥ 2 learners; in SSGD, all are w_a. With them, B_simple of the
-            learners' mean gradient is also estimated: from all draws together, and from each draw alone, as a
-            training step could.
+        weights: (n, P), the weights of n ≥ 2 learners. If given, B_simple of the learners' mean gradient is
+            also estimated: from all draws together, and from single draws. (A training step has the
+            minibatches of a single draw.)
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
         gradient: "whole": g is computed from all data. "draws": ‖g‖² is the mean of ⟨g_B, g_B'⟩ over pairs of
             minibatches, which is less exact for a small ‖g‖.
         precondition: a positive diagonal D (P,), or the :func:`landscape.preconditioner` of a checkpoint that
-            Adam or a relative trained; each gradient g is replaced by D^{-1/2} g.
+            Adam or a similar optimizer trained; each gradient g is replaced by D^{-1/2} g.
         relative_error: draw until the standard error is at most this share of the value.
         min_draws: the smallest number (≥ 2) of draws. A draw is a minibatch at w_a, or one for each learner.
         max_draws: the largest number of draws.
@@ -281,7 +282,7 @@ def noise_scale(
     scale = None if preconditioner is None else preconditioner.root(problem).to(problem.weights)  # D^{-1/2}
     estimator: ExactGradientEstimator | JackknifeEstimator
     if gradient == "whole":
-        whole_gradient = finite_gradient(*minibatches.full_batches.loss_and_gradient())
+        whole_gradient = finite_gradient(*minibatches.whole_problem.loss_and_gradient())
         estimator = ExactGradientEstimator(whole_gradient if scale is None else scale * whole_gradient, batch)
     else:  # from pairs of minibatches, with standard errors by the jackknife
         estimator = JackknifeEstimator(problem.weights, batch)
@@ -313,7 +314,7 @@ def noise_scale(
         relative_error=relative_error,
         converged=all(precision.met(noise.value, noise.standard_error) for noise in noises),
         seed=seed,
-        **setting(minibatches.full_batches),  # the loss, number of samples, dtype and BatchNorm's policy
+        **setting(minibatches.whole_problem),  # the loss, number of samples, dtype and BatchNorm's policy
         **about,
     )
 
@@ -415,7 +416,7 @@ def noise_alignment(
     check_unpenalized(problem, "the noise is that of the loss on data alone")
     exact_only(problem, "noise_alignment")  # refuses a model without second derivatives
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    problem = minibatches.full_batches  # the loss of all data, where BatchNorm uses minibatches' statistics
+    problem = minibatches.whole_problem  # the loss of all data, where BatchNorm uses minibatches' statistics
     # An item of ``minibatches`` is a tuple with a minibatch for each learner: here one.
     endless_minibatches = (minibatch for (minibatch,) in minibatches)
     first_half, second_half = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
@@ -430,7 +431,7 @@ def noise_alignment(
         rows = np.concatenate([rows, curvature_terms([*block])])
         # (draws,) each: gᵀHg and ‖g‖² of minibatch gradients g, and dᵀHd and ‖d‖² of their deviations d.
         gradient_forms, gradient_norms2, deviation_forms, deviation_norms2 = rows[:, :4].T
-        # The interaction-aware sharpness.
+        # The interaction-aware sharpness: the result's ``value`` and ``standard_error``.
         ias, ias_error = statistics.ratio(gradient_forms, gradient_norms2)
         if precision.enough(len(rows), ias, ias_error, second_half):
             break
@@ -469,7 +470,8 @@ def noise_alignment(
 def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
     """Return γ in C_ii ∝ λ_i^γ, its jackknife error over draws, and its error by the scatter of log C_ii.
 
-    All three are NaN without two different eigenvalues; the error by scatter also with only two eigenvalues.
+    All three are NaN unless two eigenvalues differ. The error by scatter is NaN for fewer than three
+    eigenvalues.
 
     Args:
         values: (k,), the eigenvalues λ_i; where λ_i or C_ii is not positive, i is left out.

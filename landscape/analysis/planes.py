@@ -78,7 +78,7 @@ def random_plane(
         ignore = "bias+norm" if norm == "filter" else "none"
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(slot: Slot, center: Tensor) -> Tensor:
+    def draw_parameter(slot: Slot, center: Tensor) -> Tensor:
         """Return a parameter's direction. Ignored parameters are drawn, too, so that others stay the same."""
         direction = torch.randn(slot.shape, dtype=torch.float64, generator=generator).to(center)
         if ignore == "bias+norm" and slot.role != "weight":
@@ -90,13 +90,13 @@ def random_plane(
     directions = torch.empty(2, len(problem.weights), dtype=problem.dtype, device=problem.weights.device)
     for direction in directions:
         if on_ranks(problem):  # each process draws the whole parameters, and keeps its own pieces of them
-            sharded: Any = problem
-            direction.copy_(sharded.draw(lambda piece: draw(piece.slot, whole(piece.parameter))))
+            sharded: Any = problem  # only a sharded problem has the method ``draw``
+            direction.copy_(sharded.draw(lambda piece: draw_parameter(piece.slot, whole(piece.parameter))))
             continue
         centers, views = problem.layout.views(problem.weights), problem.layout.views(direction)
         # Parameter by parameter: a float64 draw of all of θ would take twice the memory.
         for slot in problem.layout.slots:
-            views[slot.name].copy_(draw(slot, centers[slot.name]))
+            views[slot.name].copy_(draw_parameter(slot, centers[slot.name]))
     # In place, set directions to zero along weights that never move: padding rows of embeddings.
     problem.along_weights(directions)
     return Plane(problem.weights, directions, kind="random", norm=norm, seed=seed, ignore=ignore)
@@ -142,8 +142,8 @@ def between(
         A plane with the networks as markers (2 or 3, 2).
 
     Raises:
-        InputError: fewer than two or more than three networks, a vector whose length is not P, a model or
-            problem that lacks layers of ``problem``, or networks that cannot be aligned.
+        InputError: fewer than two or more than three networks, a vector whose length is not P, an entry of
+            ``weights`` that lacks layers of ``problem``, or networks that cannot be aligned.
         OperationError: weights that are equal, on one line or not finite, or tensors whose names or shapes do
             not fit the model.
 
@@ -209,8 +209,8 @@ def pca_plane(
         checkpoints' variance (Li et al. 2018, section 7).
 
     Raises:
-        InputError: fewer than three checkpoints, a vector whose length is not P, or a model or problem that
-            lacks layers of ``problem``.
+        InputError: fewer than three checkpoints, a vector whose length is not P, or an entry of ``weights``
+            that lacks layers of ``problem``.
         OperationError: weights that are equal, on one line or not finite, or tensors whose names or shapes do
             not fit the model.
 
@@ -247,8 +247,8 @@ def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) 
         direction in the spread Σ_j ‖w_j − w_a‖².
 
     Raises:
-        InputError: fewer than three learners, a vector whose length is not P, or a model or problem that
-            lacks layers of ``problem``.
+        InputError: fewer than three learners, a vector whose length is not P, or an entry of ``weights``
+            that lacks layers of ``problem``.
         OperationError: learners that are equal, on one line or not finite, or tensors whose names or shapes
             do not fit the model.
 
@@ -272,7 +272,8 @@ def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) 
 
 
 @analysis(
-    # The center, both eigenvectors in the search's result and again in the plane, and the search.
+    # Memory, in vectors: 1 for the center; 2 eigenvectors, in the search's result and again in the plane; and
+    # those of the search itself.
     lambda problem, **_: needs.curved(problem, 1 + 2 * 2 + needs.basis(problem, 2)),
     shorter="a larger residual_tol= or a part of the data",
 )

@@ -40,10 +40,10 @@ from landscape.results.grids import SPAN, Line
 from landscape.results.noise import Disagreement
 from landscape.results.spectrum import ExtremeEigenvalues
 
-# Directions in each plane, at equal angles (our choice: the area of an ellipse is then right within 0.03%
-# for axes of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder).
-ANGLES = 16
-RAYS = np.arange(ANGLES)
+# Rays from the center of each plane, at equal angles (our choice: the area of an ellipse is then right within
+# 0.03% for axes of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder).
+RAY_COUNT = 16
+RAY_NUMBERS = np.arange(RAY_COUNT)
 # The error of the rise at the resulting distances, as a share of the rise (our choice: widths are then right
 # within 0.1%).
 WITHIN = 2e-3
@@ -63,8 +63,8 @@ def basin_widths(
     from the center of a plane, a search finds the point at which the loss has risen by ``rise``. The width is
     twice the root mean square of the distances of these points from the center. This is the diameter of a
     circle whose area is that of the region inside the points. If each ray leaves the basin once, the width
-    equals :attr:`.Basins.equivalent_width`, which is measured on a grid. Distances are Euclidean in weight
-    space, and so depend on the scaling of the network.
+    estimates the same quantity as :attr:`.Basins.equivalent_width` does from a grid. Distances are Euclidean
+    in weight space, and so depend on the scaling of the network.
 
     Args:
         problem: the loss.
@@ -89,7 +89,7 @@ def basin_widths(
     positive("parameters of the model", problem.layout.size, least=2)
     # On the first plane the search starts where grids end by default: at SPAN times a random direction, whose
     # length is about √P. On each further plane, the search starts at the distances of the plane before.
-    distances = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size))
+    distances = np.full(RAY_COUNT, SPAN * math.sqrt(problem.layout.size))
     widths = []
     report = progress or no_progress
     plane_seeds = np.random.SeedSequence(seed).generate_state(planes).tolist()
@@ -107,14 +107,14 @@ def _distances_on_rays(problem: Problem, rise: float, plane_seed: int, start: Ar
     """
     drawn_directions = double(random_plane(problem, seed=plane_seed).directions)
     orthonormal = torch.linalg.qr(drawn_directions.T)[0].T.to(problem.weights)
-    # The evaluator chooses its method by the number of points: here one for each angle, or more.
-    loss = evaluator(problem, problem.weights, orthonormal, count=ANGLES)
+    # The evaluator chooses its method for ``count`` points: the search begins with one point on each ray.
+    loss = evaluator(problem, problem.weights, orthonormal, count=RAY_COUNT)
     base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
     if not math.isfinite(base):
         raise OperationError(f"weights: their loss is {base:g}, above which nothing rises; take others")
     if not rise >= LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
         raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; give more")
-    angles = 2 * math.pi * torch.from_numpy(RAYS) / ANGLES
+    angles = 2 * math.pi * torch.from_numpy(RAY_NUMBERS) / RAY_COUNT
     circle = torch.stack((angles.cos(), angles.sin()), 1)  # (rays, 2)
 
     def excess(squares: Array, rays: Array) -> Array:
@@ -123,11 +123,12 @@ def _distances_on_rays(problem: Problem, rise: float, plane_seed: int, start: Ar
         values = loss(points)["loss"].numpy() - base - rise
         return np.where(np.isfinite(values), values, WALL)
 
-    # The roots are sought in the squared distance, because a quadratic loss is linear in it. A search ends
-    # when the rise is right within the share WITHIN, or the squared distance within WITHIN / 2 (our choice).
-    bracket = elementwise.bracket_root(excess, 0.0, start**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)
+    # The roots are sought in the squared distance, because a quadratic loss is linear in it. The search on a
+    # ray ends when the relative error of the rise is at most WITHIN, or the relative error of the squared
+    # distance is at most WITHIN / 2 (our choice).
+    bracket = elementwise.bracket_root(excess, 0.0, start**2, xmin=0.0, args=(RAY_NUMBERS,), maxiter=STEPS)
     tolerances = {"fatol": WITHIN * rise, "xrtol": WITHIN / 2}
-    root = elementwise.find_root(excess, bracket.bracket, args=(RAYS,), tolerances=tolerances)
+    root = elementwise.find_root(excess, bracket.bracket, args=(RAY_NUMBERS,), tolerances=tolerances)
     if not (bracket.success & root.success).all():
         raise OperationError(f"rise: the loss does not rise by {rise:g} in all directions; give less")
     distances: Array = np.sqrt(root.x)

@@ -91,7 +91,8 @@ def _largest_rise(
     center_loss, slope = loss_and_slope(torch.zeros_like(problem.weights))
     if float(vector_norm(slope)) > 0:
         starts = [slope, *starts]
-    largest_rise, angle = 0.0, 0.0  # at ε = 0
+    # The first candidate is ε = 0. Without a displacement, the angle between it and the gradient counts as 0.
+    largest_rise, angle = 0.0, 0.0
     gradients = 1
     for start in starts:
         highest_loss, angle_there, search_gradients = _climb(loss_and_slope, rho, start, steps)
@@ -172,9 +173,9 @@ def sharpness(
     Sharpness is the largest rise L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or the mean rise over δ/c ~ N(0, ρ²). The
     scale c is |w| if ``adaptive``, else 1. This follows Andriushchenko et al. (arXiv 2302.07011), who take
     ``adaptive`` from Kwon et al. 2021 and ``m`` from Foret et al. 2021; but logits are not normalized. The
-    pairs ±δ and the search for the largest rise are our choice. Over modern networks, sharpness has a low,
-    sometimes negative correlation with the test error (arXiv 2302.07011). At all weights, BatchNorm uses
-    the statistics that the problem prescribes, by default those of its model.
+    search for the largest rise is our choice. So are draws in pairs ±δ for the mean rise. Over modern
+    networks, sharpness has a low, sometimes negative correlation with the test error (arXiv 2302.07011). At w
+    and at w + δ, BatchNorm uses the statistics that the problem prescribes, by default those of its model.
 
     Args:
         problem: the loss; or a run, on its training set.
@@ -185,7 +186,8 @@ def sharpness(
         steps: the largest number of gradients of each search.
         starts: the number of random starts of searches; a further search starts along the gradient.
         relative_error: draw until the standard error is at most this share of the value.
-        min_draws: the smallest number of draws; a draw is a minibatch or a pair ±δ.
+        min_draws: the smallest number of draws; a draw is a minibatch if ``m`` is given, and a pair ±δ if
+            ``kind`` is "average".
         max_draws: the largest number of draws.
         seed: the seed of minibatches, displacements and starts.
         max_memory: the most bytes that the process may use.
@@ -243,6 +245,7 @@ def sharpness(
         standard_error=0.0 if is_single_search else error,
         loss=float(np.mean([measured.center_loss for measured in measured_rises])),
         converged=is_single_search or precision.met(mean, error),
+        # The angle between gradient and displacement where a search has ended; 0 at a maximum on the sphere.
         residual=float(np.mean([measured.angle for measured in measured_rises])),
         gradients=sum(measured.gradients for measured in measured_rises) + (shared_center_loss is not None),
         steps=steps if is_worst else 0,
@@ -310,7 +313,7 @@ def batch_sharpness(
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: the number of samples in B at w_a; default: the total batch of one step of the run.
         weights: (n, P), the learners' weights. With them, each learner is also measured, at its own weights
-            and on its own minibatches. To measure learners is our choice.
+            and on its own minibatches. (The paper measures no learners.)
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
         lr: η, the learning rate, kept with the result.
         limit: the largest stable ηλ of the update rule, kept with the result.
@@ -342,23 +345,23 @@ def batch_sharpness(
     """
     precision = Precision(relative_error, min_draws, max_draws)
     problem, batch = problem_of(problem), required_batch(batch)
-    thetas, local_batch = learners_of(problem, batch, weights, local_batch)
+    weights, local_batch = learners_of(problem, batch, weights, local_batch)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    all_data = minibatches.full_batches  # the problem on all samples, in batches if the model has BatchNorm
+    all_data = minibatches.whole_problem  # on all samples, in minibatches if the model has BatchNorm
     # For "auto", a check on a few samples decides between "exact" and "differences" for all minibatches.
     small_problem = all_data.on(all_data.data.few())
     derivatives = HessianOptions(derivatives=derivatives).at(small_problem).derivatives
-    stages = 1 + (thetas is not None) + bool(quantities)  # each has an equal share of the progress bar
+    stages = 1 + (weights is not None) + bool(quantities)  # each has an equal share of the progress bar
     stage_progress = portion(progress, 0, 1 / stages)
-    # (draws, 1) each: curvature, ‖g_B‖², and the curvature's error by differences of gradients.
+    # (draws, 1) each: curvature, ‖g_B‖², and the error of the curvature by differences of gradients.
     center_columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, stage_progress)
     curvature, norm2, _ = center_columns
     all_columns = [center_columns]
     learner_fields: dict[str, Any] = {}
-    if thetas is not None:
-        learner_minibatches = Minibatches(problem, local_batch, stream(seed, 1), len(thetas))
+    if weights is not None:
+        learner_minibatches = Minibatches(problem, local_batch, stream(seed, 1), len(weights))
         stage_progress = portion(progress, 1 / stages, 2 / stages)
-        learner_columns = _curvatures(learner_minibatches, thetas, derivatives, precision, stage_progress)
+        learner_columns = _curvatures(learner_minibatches, weights, derivatives, precision, stage_progress)
         learner_fields = {"learner_curvature": learner_columns[0], "learner_norm2": learner_columns[1]}
         all_columns.append(learner_columns)
     lambda_max, residual = math.nan, math.nan
@@ -370,7 +373,7 @@ def batch_sharpness(
         curvature=curvature[:, 0],
         norm2=norm2[:, 0],
         **learner_fields,
-        local_batch=0 if thetas is None else local_batch,
+        local_batch=0 if weights is None else local_batch,
         batch=batch,
         lambda_max=lambda_max,
         residual=residual,
@@ -379,9 +382,11 @@ def batch_sharpness(
         relative_error=relative_error,
         converged=all(precision.met(*_mean_of(columns)) for columns in all_columns),
         derivatives=derivatives,
+        # The largest error of a curvature by differences.
         product_error=max(float(columns[2].max()) for columns in all_columns),
         seed=seed,
-        # Minibatches are drawn from all samples. With BatchNorm, all_data lacks a smaller last batch.
+        # The number of samples from which minibatches are drawn. It may exceed that of ``all_data``, whose
+        # minibatches have equal sizes.
         **(setting(all_data) | {"samples": problem.samples}),
         **about,
     )
@@ -481,13 +486,14 @@ def batch_spectrum(
     problem, progress = problem_of(problem), reporter(progress)
     minibatches = Minibatches(problem, required_batch(batch), stream(seed, 0))
     options = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives}
-    # ``full_batches``: the problem on all samples, in batches if the model has BatchNorm.
-    whole_hessian = Matrix.of(minibatches.full_batches, seed, about, **options, max_memory=max_memory)
+    # ``whole_problem``: on all samples, in minibatches if the model has BatchNorm.
+    whole_hessian = Matrix.of(minibatches.whole_problem, seed, about, **options, max_memory=max_memory)
     target = SearchOptions(1, k, residual_tol, max_products)  # the smallest eigenvalue and the k largest
     start = whole_hessian.start()
-    # All Hessians have the same kind of products. A minibatch is drawn when its Hessian is needed.
-    options_of_minibatch = replace(whole_hessian.options, derivatives=whole_hessian.operator.derivatives)
-    minibatch_hessians = (options_of_minibatch.at(minibatch) for (minibatch,) in minibatches)
+    # ``derivatives``, exact or differences, is the same for all minibatches as for all samples.
+    hessian_options = replace(whole_hessian.options, derivatives=whole_hessian.operator.derivatives)
+    # ``at`` returns the Hessian of a minibatch, which is drawn only when its Hessian is needed.
+    minibatch_hessians = (hessian_options.at(minibatch) for (minibatch,) in minibatches)
     hessians = itertools.islice(itertools.chain([whole_hessian.operator], minibatch_hessians), draws + 1)
     results: list[RitzPairs] = []  # first those of all samples, then those of each minibatch
     for number, h in enumerate(hessians):
@@ -498,7 +504,8 @@ def batch_spectrum(
     values = np.stack([pairs.values.numpy() for pairs in results]) + weight_decay
     residuals = np.stack([pairs.residuals.numpy() for pairs in results])
     return BatchSpectrum(
-        # Minibatches are drawn from all samples. With BatchNorm, full_batches lacks a smaller last batch.
+        # The number of samples from which minibatches are drawn. It may exceed that of ``whole_problem``,
+        # whose minibatches have equal sizes.
         **(whole_hessian.about | {"samples": problem.samples}),
         values=values[1:],
         residuals=residuals[1:],

@@ -146,6 +146,7 @@ def spectrum(
 
     if largest_count:
         report = next_progress()
+        # ``target``: how many eigenvalues, and how exact. ``search``: whether all products are exact.
         target = SearchOptions(smallest_count, largest_count, residual_tol, max_products, report)
         results.append(Eigenpairs(**operand.eigenpair_fields(operand.start(), target, search)))
         report(1.0)
@@ -238,12 +239,12 @@ def curvature_table(
             outermost module that is named by a number, such as h.3 or layer1.0; outside such modules, as for
             "layer". "parameter": each tensor has a row. Or a list of names, prefixes and patterns (*.bias)
             with a row for each; the row "others" has the remaining parameters.
-        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000). With the default 0.1, λ_min is
-            right to about 0.1 to 1%, and λ_max is more exact.
+        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000). With the default 0.1,
+            eigenvalues have smaller errors than 0.1: about 0.1 to 1% of λ_min, and less of λ_max.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        draws: the number of random vectors for the traces; with 20, standard errors are known to about 16%.
+        draws: the number of random vectors for the traces; with 20, standard errors are right to about 16%.
         max_products: the most products of a row's search; ``met`` is False where the search needs more.
         seed: the seed of the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.
@@ -294,7 +295,8 @@ def curvature_table(
         del block_matrix, result  # frees the memory of graphs and basis for the next block
     traces_progress = portion(progress, 1 - 1 / stages, 1.0)
     fields = whole.about | ends_of(row_pairs) | _traces(whole, blocks, draws, traces_progress)
-    # The largest error of a Hessian product of the searches, or of the whole trace; 0 for exact products.
+    # The larger of two errors: that of the whole trace, from ``_traces``, and that of the Hessian products in
+    # the searches. Both are 0 for exact products.
     fields["product_error"] = max(fields["product_error"], *(pairs.product_error for pairs in row_pairs))
     return CurvatureTable(
         **fields,
@@ -350,9 +352,9 @@ def _traces(whole: Matrix, blocks: Sequence[Block], draws: int, progress: Progre
     h, template = whole.operator, whole.start()
     generator = ALONE.generator(stream(whole.seed, 1).initial_seed(), template)
     chunk = at_once(whole.source)
-    forms = []  # z_bᵀ(Hz)_b of each z without the Ritz vectors of block b, (chunk, blocks) each
+    forms = []  # for each chunk of z: z_bᵀ(Hz)_b, (chunk, blocks); z_b is orthogonal to the Ritz vectors of b
     # The errors (blocks,) that differences of gradients cause in the traces; 0 for exact products.
-    difference_errors = np.array([block.basis_trace_error for block in blocks])
+    product_errors = np.array([block.basis_trace_error for block in blocks])
     for start in range(0, draws, chunk):
         z = ALONE.signs(template, min(chunk, draws - start), generator)
         for block in blocks:  # z changes in place; the trace along the Ritz vectors is added below
@@ -364,13 +366,13 @@ def _traces(whole: Matrix, blocks: Sequence[Block], draws: int, progress: Progre
             verified_image, image_error = h.verified(z[:1])
             norms = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])
             deviations = np.abs(_block_products(blocks, z[:1], images[:1] - verified_image)[0])
-            difference_errors += deviations + image_error[0] * norms
+            product_errors += deviations + image_error[0] * norms
         progress((start + len(z)) / draws)
     block_traces = np.concatenate(forms) + np.array([block.basis_trace for block in blocks])
     columns = np.column_stack((block_traces.sum(1), block_traces))  # (draws, 1 + blocks)
-    difference_errors = np.append(difference_errors.sum(), difference_errors)  # of all parameters first
+    product_errors = np.append(product_errors.sum(), product_errors)  # of all parameters first
     trace, drawn_error = np.transpose([mean_and_error(column) for column in columns.T])
-    error = np.hypot(drawn_error, difference_errors)
+    error = np.hypot(drawn_error, product_errors)
     share = share_error = np.full(len(trace), np.nan)
     if abs(trace[0]) > SIGNIFICANT * error[0]:
         share = trace / trace[0]
@@ -378,10 +380,10 @@ def _traces(whole: Matrix, blocks: Sequence[Block], draws: int, progress: Progre
         # share is the standard error of the mean of these residuals, divided by the whole trace.
         residuals = columns - np.outer(columns[:, 0], share)
         drawn_share_error = [mean_and_error(column)[1] for column in residuals.T]
-        product_share_error = np.append(0.0, difference_errors[1:] + np.abs(share[1:]) * difference_errors[0])
+        product_share_error = np.append(0.0, product_errors[1:] + np.abs(share[1:]) * product_errors[0])
         share_error = np.hypot(drawn_share_error, product_share_error) / abs(trace[0])
     fields = {"trace": trace, "trace_error": error, "share": share, "share_error": share_error}
-    return fields | {"product_error": difference_errors[0]}
+    return fields | {"product_error": product_errors[0]}
 
 
 def _block_products(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
@@ -472,24 +474,25 @@ def loss_change(
         raise OperationError("after: the loss there is NaN; take a shorter step")
     report = reporter(progress)
 
-    def products_with_step(vector: Tensor) -> Array:
+    def dots_with_step(vector: Tensor) -> Array:
         """Return ⟨vector_i, d_i⟩ for each group i."""
-        products = []
+        sums = []
         for slots in groups.values():
-            products.append(sum(float(inner(vector[slot.place], step[slot.place])) for slot in slots))
-        return np.array(products)
+            sums.append(sum(float(inner(vector[slot.place], step[slot.place])) for slot in slots))
+        return np.array(sums)
 
-    between = np.zeros((len(groups), len(groups)))  # ½ d_iᵀH_ij d_j
+    pair_terms = np.zeros((len(groups), len(groups)))  # ½ d_iᵀH_ij d_j of groups i and j
     product_error = 0.0
     for index, slots in enumerate(groups.values()):
         group_step = put(torch.zeros_like(step), slots, cut(step, slots))
         images, image_errors = h.verified(group_step[None])
+        pair_terms[index] = dots_with_step(images[0]) / 2
+        # The sum of these terms is ½ dᵀHd_i. Its error is at most ½‖d‖ times the error of the product Hd_i.
         product_error += image_errors[0] * norm / 2
-        between[index] = products_with_step(images[0]) / 2
         report((index + 1) / (len(groups) + 1))
-    between = (between + between.T) / 2  # removes the asymmetry from errors of the products
-    gradient = products_with_step(g)
-    curvature = between.sum(1)
+    pair_terms = (pair_terms + pair_terms.T) / 2  # removes the asymmetry from errors of the products
+    gradient = dots_with_step(g)
+    curvature = pair_terms.sum(1)
 
     def rises(multiple: float) -> bool:
         loss = problem.loss(torch.add(before, step, alpha=multiple))
@@ -501,8 +504,8 @@ def loss_change(
         sizes=_row_sizes(problem.layout.size, groups),
         gradient=np.array([gradient.sum(), *gradient]),
         curvature=np.array([curvature.sum(), *curvature]),
-        within=np.array([np.trace(between), *np.diag(between)]),
-        between=between,
+        within=np.array([np.trace(pair_terms), *np.diag(pair_terms)]),
+        between=pair_terms,
         loss_before=loss_before,
         loss_after=loss_after,
         step_norm=norm,

@@ -52,7 +52,8 @@ ROUNDING = 1e-10
 
 
 @analysis(
-    # Vectors: the learners' weights and deviations, and those of a search for eigenvectors.
+    # Memory, in vectors: n for the learners' weights, n for their deviations, and those of a search for k
+    # eigenvectors.
     lambda problem, weights, k, **_: needs.curved(
         problem, 2 * needs.rows(weights) + needs.several(problem, k)
     ),
@@ -101,7 +102,7 @@ def disagreement(
 
     Raises:
         InputError: fewer than 2 learners, or a ``k`` or weights that are not allowed.
-        OperationError: all learners have the same weights.
+        OperationError: all learners have the same weights, or weights that are not finite.
 
     Example:
         >>> import torch, landscape
@@ -113,12 +114,12 @@ def disagreement(
         (0.75, 0.0311)
     """
     problem = problem_of(problem)
-    weights = placed(problem, weights, smallest=2)
+    weights = placed(problem, weights, min_rows=2)
     report = reporter(progress)
     spread = Spread(weights)
     mean, consensus = spread.mean, spread.consensus
     if not 0 < consensus < math.inf:
-        raise OperationError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
+        raise OperationError(f"weights: their consensus distance is {consensus:g}, it must be finite and > 0")
     pairs = top_eigenvalues(
         problem, k, residual_tol, weights=mean, derivatives=derivatives, search=search,
         max_products=max_products, seed=seed, progress=portion(progress, 0, 0.6),
@@ -129,7 +130,7 @@ def disagreement(
     finite_gradient(loss + learners_loss, gradient)  # refuses losses or a gradient that are not finite
     vectors = torch.from_numpy(pairs.vectors).to(mean.device)
     values = torch.from_numpy(pairs.values)
-    components = spread.products(vectors)  # (n, k), the learners' deviations along the eigenvectors
+    components = spread.inner_products(vectors)  # (n, k), the learners' deviations along the eigenvectors
     curvatures, product_error = spread.curvature(problem, pairs.derivatives)
     report(0.8)
     share, share_error = shares(components.square().numpy(), spread.gram.diagonal().numpy())
@@ -171,14 +172,14 @@ class Spread:
         self._rows = weights - self.mean
         n = len(weights)
         self._centered = torch.eye(n, dtype=torch.float64) - 1 / n  # takes off the mean's rounding, too
-        self.gram = self.products(self._rows) @ self._centered
+        self.gram = self.inner_products(self._rows) @ self._centered
 
     @property
     def consensus(self) -> float:
         """n⁻¹ Σ_j ‖Δw_j‖²."""
         return float(self.gram.trace()) / len(self.gram)
 
-    def products(self, vectors: Tensor) -> Tensor:
+    def inner_products(self, vectors: Tensor) -> Tensor:
         """Return ⟨Δw_j, x⟩ (n, m) for ``vectors`` x (m, P)."""
         return self._centered @ self._ranks.total(_products(self._rows, vectors))
 
@@ -191,7 +192,7 @@ class Spread:
         columns, product_errors = [], []
         for row in self._rows:
             image, errors = h.verified(row[None])
-            columns.append(self.products(image))
+            columns.append(self.inner_products(image))
             product_errors.append(errors[0] * float(vector_norm(row)))
         return (torch.cat(columns, 1) @ self._centered).diagonal().numpy(), float(np.mean(product_errors))
 
@@ -208,7 +209,7 @@ def _gradient_fields(gradient: Tensor, vectors: Tensor, spread: Spread, componen
     norm2 = float(_products(gradient[None], gradient[None]))
     scale = 1 / norm2 if norm2 > 0 else math.nan
     in_space = _products(vectors, gradient[None])[:, 0]  # (k,)
-    rank, in_span = spread.in_span(spread.products(gradient[None])[:, 0])
+    rank, in_span = spread.in_span(spread.inner_products(gradient[None])[:, 0])
     _, sharp_in_span = spread.in_span(components @ in_space)
     sharp2 = float(in_space.square().sum())
     return {
@@ -309,7 +310,7 @@ def smoothing(
     Args:
         problem: the loss; or a run, on its training set.
         weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
-        draws: the number of antithetic pairs ±δ, at least 2; with 16, standard errors are known to about 18%.
+        draws: the number of antithetic pairs ±δ, at least 2; with 16, standard errors are right to about 18%.
         k: the number of top eigenvectors along which the spread is measured; at most P.
         trajectory: (S + 1, P), w_a at successive steps, to also measure the gradient's Lipschitz constant.
         lr: the learning rate, kept with the result; default: the run's.
@@ -338,7 +339,7 @@ def smoothing(
     """
     problem = problem_of(problem)
     exact_only(problem, "smoothing")
-    weights = placed(problem, weights, smallest=2)
+    weights = placed(problem, weights, min_rows=2)
     mean = average(weights)
     deviations = weights - mean
     variance = float(double(deviations).square().sum()) / len(weights)  # tr Σ
@@ -364,7 +365,7 @@ def smoothing(
         """Return the loss that is smoothed by the spread of a ``kind``."""
 
         def shift(i: int) -> Tensor:
-            # ``along_weights``: δ is zero along padding rows of embeddings, which never move.
+            # Padding rows of embeddings never move: ``along_weights`` sets their entries of δ to zero.
             return problem.along_weights(displacement(deviations, kind, variance, seed, i))
 
         return _SmoothedLoss(problem, mean, shift, draws)
@@ -445,7 +446,9 @@ class _SmoothedLoss:
         The Hessians of a model that is a chain of layers are stored if they need at most 1 GiB and fit into
         the spare memory. Otherwise Hessians are computed again for each v.
         """
-        problem, point_bytes = self.problem, ChainHessian.saved_bytes(self.problem)  # None: no chain
+        problem = self.problem
+        # The bytes that the Hessian at one point takes if it is stored; None: the model is no chain.
+        point_bytes = ChainHessian.saved_bytes(problem)
         size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # pairs in a group
         # Groups of pairs i whose products are computed together.
         groups = [range(start, min(start + size, self.draws)) for start in range(0, self.draws, size)]
@@ -464,8 +467,7 @@ class _SmoothedLoss:
         stored_operators = [make_operator(group) for group in groups] if is_stored else []
 
         def products(v: Tensor) -> Iterator[Tensor]:
-            for number, group in enumerate(groups):
-                operator = stored_operators[number] if is_stored else make_operator(group)
+            for operator in stored_operators or map(make_operator, groups):
                 yield from operator(v)
 
         return products
@@ -475,9 +477,9 @@ class _SmoothedLoss:
     ) -> dict[str, Any]:
         """Return the fields on λ_max of the mean of all H_i; the search starts near ``first_guess`` (P,).
 
-        Let v be the eigenvector. The standard error of λ_max is computed from the numbers vᵀH_i v of the
-        pairs i. The components of H_i v orthogonal to v also differ. This biases λ_max by about the squared
-        standard error of the mean of these components, divided by λ_max.
+        Let v be the eigenvector. The standard error of λ_max is that of the mean of vᵀH_i v over all pairs i
+        of points mean ± δ_i. The components of H_i v orthogonal to v also differ between pairs. Let e be the
+        standard error of the mean of these components over i. It biases λ_max by about e²/λ_max.
         """
         products = self.products()
 
@@ -510,9 +512,10 @@ class _SmoothedLoss:
     def lipschitz(self, trajectory: Tensor, lengths: Tensor) -> tuple[Array, Array]:
         """Return ‖Δ∇L_Σ‖/‖Δw‖ of each step of ``trajectory`` (S + 1, P), and the standard errors, (S,) each.
 
-        ``lengths`` (S,) are ‖Δw‖ of each step. Each pair i gives a change c_i (P,) of the gradient, and Δ∇L_Σ
-        is the mean of all c_i. The standard error is computed from the components of c_i along Δ∇L_Σ. A ratio
-        that is no larger than its error is overestimated, because noise adds to the norm.
+        ``lengths`` (S,) are ‖Δw‖ of each step. For each i, the mean of the gradients at w + δ_i and w − δ_i
+        changes in a step by c_i (P,). Δ∇L_Σ is the mean of c_i over all i. The standard error is computed
+        from the components of c_i along Δ∇L_Σ. A ratio that is no larger than its error is overestimated,
+        because noise adds to the norm.
         """
         ratios, errors = list[float](), list[float]()
 

@@ -171,8 +171,8 @@ class Stack:
         weights are changed at random by about a tenth, because near a minimum a gradient is mostly rounding.
         """
         # The random numbers of dropout depend on the memory layout, so paths are compared in eval mode. Only
-        # "batched", which refuses dropout, is compared in the mode of ``training``.
-        mode = training if path == "batched" else None
+        # "batched", which refuses dropout, is compared with ``training``.
+        training = training if path == "batched" else None
         pair = weights[:2].clone()
         random_numbers = generator(seed=0, device=pair.device, size=pair.shape[1])
         for parameter in self.problem.layout.views(pair).values():
@@ -186,8 +186,8 @@ class Stack:
             # An entry of ``out`` that is not written stays NaN, and so counts as wrong.
             out = torch.full_like(pair, torch.nan)
             options = None
-            if mode is not None:  # with copies, because a pass updates the buffers in place
-                options = Training({name: t[:2].clone() for name, t in mode.buffers.items()}, mode.seed)
+            if training is not None:  # with copies, because a pass updates the buffers in place
+                options = Training({k: t[:2].clone() for k, t in training.buffers.items()}, training.seed)
             self._compute(path_name, pair, x, y, out, options)
             return out
 
@@ -228,7 +228,7 @@ class Stack:
         self._verify(weights, x, y, training)
         path = self._path(x)  # the way of computing, such as "batched"
         if self.accumulate == 1:
-            # Where the device has graphs, a pass is recorded once and then replayed.
+            # Where the device has CUDA graphs, a pass is recorded once and then replayed.
             if ready is None and weights.device.type in GRAPHS and self._can_replay(weights, x, y, training):
                 return self._replayed(path, weights, x, y, out, training)
             return self._compute(path, weights, x, y, out, training, ready)
@@ -253,23 +253,31 @@ class Stack:
         self, path: GradientPath, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None,
         ready: Ready | None = None,
     ) -> Tensor:  # fmt: skip
-        """Compute one microbatch by ``path``: write its gradients to ``out``, return its mean losses (n,)."""
+        """Compute one microbatch by ``path``: write its gradients to ``out``, return its mean losses (n,).
+
+        ``ready`` is called as for :meth:`gradients`.
+        """
         if path == "chain":
             # A chain has neither BatchNorm nor dropout, so ``training`` makes no difference. The backward
-            # pass of the losses writes the gradients to ``out``.
+            # pass of the losses writes the gradients to ``out``. ``differentiable`` checks that losses have
+            # gradients.
             losses = self._chain_losses(weights, x, y, out, ready)
             differentiable(losses).sum().backward()  # type: ignore[no-untyped-call]
             return losses.detach()
         if path == "batched":
             model = self.problem.model if training is None else self.training_model
             buffers = {} if training is None else dict(training.buffers)
-            if training is not None and not buffers:  # torch.vmap needs buffers for each learner
+            # In training mode, a pass updates buffers. Under torch.vmap, each learner needs its own buffers.
+            # If ``training`` has none, these are copies that are not kept.
+            if training is not None and not buffers:
                 buffers = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
             leaves = self.problem.layout.leaves(weights)
             losses = self._losses_of_all(model, {**leaves, **buffers}, x, y)
-            return self._write(leaves, losses, out, ready)
+            self._write_gradients(leaves, losses, out, ready)
+            return losses.detach()
         learner_losses = []
-        # While a CUDA graph is recorded, branches are streams, so that learners are computed side by side.
+        # While a CUDA graph is recorded, each branch has its own stream: learners are computed side by side.
+        # Otherwise a branch has no effect.
         with branches(weights.device) as branch:
             for j, w in enumerate(weights):
                 model, buffers, seeds = self.problem.model, {}, self._seeds
@@ -282,7 +290,8 @@ class Stack:
                         inputs = inputs.contiguous(memory_format=torch.channels_last)
                     loss = self._mean_loss(model, {**leaves, **buffers}, seeds, inputs, take(y, j))
                     is_last = j == len(weights) - 1  # only then are all learners' gradients written
-                    learner_losses.append(self._write(leaves, loss, out[j], ready if is_last else None))
+                    self._write_gradients(leaves, loss, out[j], ready if is_last else None)
+                    learner_losses.append(loss.detach())
         return torch.stack(learner_losses)
 
     def _replayed(
@@ -317,15 +326,14 @@ class Stack:
         package_of_loss = str(getattr(self.problem.criterion, "__module__", "")).split(".")[0]
         if has_hooks or package_of_loss != "torch":
             return False
+        # Without ``training.buffers``, which has statistics for each learner, learners side by side would all
+        # update the statistics in the buffers of ``training_model``.
         if training is not None and not training.buffers and [*self.problem.model.buffers()]:
-            # Learners side by side would all update the statistics in the buffers of ``training_model``.
             return False
         is_eval_mode = training is None
         if is_eval_mode not in self._replayable:
             model = _copied(self.problem.model if training is None else self.training_model)
-            buffers: dict[str, Tensor] = {}
-            if training is not None:
-                buffers = {name: rows[0].clone() for name, rows in training.buffers.items()}
+            buffers = {} if training is None else {k: rows[0].clone() for k, rows in training.buffers.items()}
 
             def attributes() -> list[Any]:
                 """Return the values of the modules' attributes; of a dict, list or tuple, its items."""
@@ -419,10 +427,10 @@ class Stack:
             outputs = outputs.to(next(iter(values.values())).dtype)  # the weights' precision
         return self.problem.criterion(outputs, y)
 
-    def _write(
-        self, leaves: dict[str, Tensor], losses: Tensor, out: Tensor, ready: Ready | None = None
-    ) -> Tensor:
-        """Write the gradients of ``losses`` by ``leaves`` to ``out``; the losses, detached."""
+    def _write_gradients(
+        self, leaves: dict[str, Tensor], losses: Tensor, out: Tensor, ready: Ready | None
+    ) -> None:
+        """Write the gradients of the sum of ``losses`` by ``leaves`` to ``out``."""
         views = self.problem.layout.views(out)
         written: set[str] = set()
 
@@ -440,16 +448,15 @@ class Stack:
         for name, part in zip(leaves, parts, strict=True):
             if name not in written:
                 write(name, part)
-        return losses.detach()
 
     def batching_pays(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
         """Return whether batched computation makes :meth:`gradients` faster for these arguments.
 
         On the CPU times are measured; on other devices, the number of learners and the size of their
         activations decide. The result is False if the gradients would differ, if each learner needs its own
-        pass (dropout, operations that torch.vmap does not know), or if the activations of all learners exceed
-        a limit: MAX_BATCHED_BYTES on the CPU; elsewhere SMALL_BYTES for each learner, and half of the free
-        memory.
+        pass (dropout, operations that torch.vmap does not know), or if the activations of all learners take
+        too many bytes. On the CPU, the limit is MAX_BATCHED_BYTES. On other devices, it is SMALL_BYTES times
+        the number of learners, or half of the free memory if that is less.
         """
         count, device = len(weights), weights.device
         on_cpu = device.type == "cpu"

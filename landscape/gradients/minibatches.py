@@ -66,7 +66,7 @@ class Minibatches:
     ``own_statistics`` is false.
 
     Attributes:
-        full_batches: the problem on all of the data, with the same policy. If BatchNorm takes the statistics
+        whole_problem: the problem on all of the data, with the same policy. If BatchNorm takes the statistics
             of minibatches, the data are in minibatches of ``batch`` samples (:func:`in_minibatches`).
 
     Raises:
@@ -94,9 +94,9 @@ class Minibatches:
         self.learners, self._generator = learners, generator
         divided = norm and problem.batchnorm.name == "center"
         self._data = problem.data
-        self.full_batches = in_minibatches(problem, self.batch) if divided else problem
+        self.whole_problem = in_minibatches(problem, self.batch) if divided else problem
         # A minibatch is one chunk if its samples share statistics; else all have the first one's chunk size.
-        together = norm and self.full_batches.batchnorm.name != "recalibrate"
+        together = norm and self.whole_problem.batchnorm.name != "recalibrate"
         self._chunk: int | None = self.batch if together else None
 
     def __iter__(self) -> Iterator[tuple[Problem, ...]]:
@@ -105,7 +105,7 @@ class Minibatches:
 
     def _problem(self, x: Any, y: Any) -> Problem:
         data = self._data.minibatch(x, y)
-        problem = self.full_batches.on(data.in_chunks(self._chunk) if self._chunk else data)
+        problem = self.whole_problem.on(data.in_chunks(self._chunk) if self._chunk else data)
         self._chunk = problem.chunk
         return problem
 
@@ -370,16 +370,16 @@ class Precision:
         return min(1.0, draws / min(self.max_draws, needed))
 
 
-def placed(problem: Problem, weights: Tensor | None, smallest: int = 1) -> Tensor:
-    """The learners' ``weights`` (n, P), n ≥ ``smallest``, on the problem's device; else InputError."""
+def placed(problem: Problem, weights: Tensor | None, min_rows: int = 1) -> Tensor:
+    """The learners' ``weights`` (n, P), n ≥ ``min_rows``, on the problem's device; else InputError."""
     like, size = problem.weights, len(problem.weights)
     if weights is None:
         raise InputError(f"weights: missing; a problem has no learners, give theirs (n, {size}), or the run")
     weights = fit("weights", weights, Tensor)
     if weights.dim() != 2 or weights.shape[1] != size:
-        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ {smallest}")
-    if len(weights) < smallest:
-        reason = f"at least {smallest} are needed; give more, or a run with more learners"
+        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ {min_rows}")
+    if len(weights) < min_rows:
+        reason = f"at least {min_rows} are needed; give more, or a run with more learners"
         raise InputError(f"weights: those of {len(weights)} network are not allowed, {reason}")
     return weights.to(like)
 
