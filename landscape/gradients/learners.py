@@ -170,8 +170,8 @@ class Stack:
         The result is NaN if g_loop is not finite. The gradients are those of the first microbatch. The
         weights are changed at random by about a tenth, because near a minimum a gradient is mostly rounding.
         """
-        # The random numbers of dropout depend on the memory layout, so paths are compared in eval mode. Only
-        # "batched", which refuses dropout, is compared with ``training``.
+        # The random numbers of dropout depend on the memory layout, so paths are compared in eval mode. For
+        # "batched", which refuses dropout, the comparison takes the caller's mode.
         training = training if path == "batched" else None
         pair = weights[:2].clone()
         random_numbers = generator(seed=0, device=pair.device, size=pair.shape[1])
