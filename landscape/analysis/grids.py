@@ -418,7 +418,9 @@ def line(
     evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)  # as in contour()
     dispatch = Dispatch(progress=reporter(progress))
     other_columns = [name for name in result_grid.columns if name != "loss"]
-    error_fields = result_grid.complete(evaluate, dispatch, ("loss",), other_columns, part_evaluator=evaluate_part)
+    error_fields = result_grid.complete(
+        evaluate, dispatch, ("loss",), other_columns, part_evaluator=evaluate_part
+    )
     # One computed loss is compared with Problem.loss(). ``exact``: losses, with NaN where interpolated.
     check_one_loss(evaluate, start, directions, result_grid.points, result_grid.exact("loss"))
     return Line(
