@@ -134,9 +134,9 @@ def draws(
         if data.indexed:
             yield data.gather(draw_indices())
             continue
-        # ``alike=False``: tensors with another length than the targets, such as edges of graphs, are allowed.
+        # ``equal_lengths=False``: tensors with another length than the targets, such as edges of graphs, are allowed.
         first = data.first_batch()  # (x, y)
-        sample_bytes = sum(t.nbytes for _, t in named_tensors(first)) // count_samples(*first, alike=False)
+        sample_bytes = sum(t.nbytes for _, t in named_tensors(first)) // count_samples(*first, equal_lengths=False)
         draw_bytes = max(1, sample_bytes * learners * batch)
         draws_in_pass = max(1, min(most, PASS_BYTES // draw_bytes))
         indices = torch.stack([draw_indices() for _ in range(draws_in_pass)])  # (draws, learners, batch)
@@ -152,7 +152,7 @@ def _read_samples(data: Data, indices: Tensor, samples: int) -> tuple[Any, Any]:
     ascending = indices[order]
     parts, begin = [], 0  # begin: the number of the batch's first sample
     for x, y in data.pairs():
-        count = count_samples(x, y, alike=True)
+        count = count_samples(x, y, equal_lengths=True)
         edges = torch.tensor([begin, begin + count])
         low, high = torch.searchsorted(ascending, edges).tolist()
         if high > low:

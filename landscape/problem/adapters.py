@@ -49,13 +49,13 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
             b = slots.get(".".join(components_of_b))
             if b is None:
                 continue
-            # Of a convolution, B may be (m, r, 1, …).
+            # B must have m · r numbers, as (m, r) or, in a convolution, as (m, r, 1, …).
             if min(len(a.shape), len(b.shape)) < 2 or b.size != b.shape[0] * a.shape[0]:
                 names = f"'{a.name}' {a.shape} and '{b.name}' {b.shape}"
                 raise InputError(f"factors: {names} have no product, they must be (r, …) and (m, r)")
             pairs.append((a, b))
         if len(pairs) == previous_count and (component_a, component_b) not in PEFT:
-            words = f"no trainable parameters are named alike except for '{component_a}' and '{component_b}'"
+            words = f"no trainable parameters have names that differ only by '{component_a}' and '{component_b}'"
             raise InputError(f"factors: {words}; give components of names (between dots)")
     return pairs
 
@@ -119,21 +119,22 @@ class Products:
     def truncate(
         self, theta: Tensor, rank: int | None, dtypes: Mapping[str, torch.dtype]
     ) -> tuple[Tensor, int, float]:
-        """Round each product to a product of factors that a file can store, by a truncated SVD.
+        """Factor each matrix BA by a truncated SVD, round A and B as a file does, and multiply them again.
 
         Args:
-            theta: (P',), the products and the other parameters.
-            rank: the largest rank of the factors; None: the rank of each product.
+            theta: (P',), the matrices BA and the other parameters.
+            rank: the largest rank of the factors; None: the rank of each matrix.
             dtypes: the dtypes in which a file stores factors and other parameters, by name.
 
         Returns:
-            The rounded products (P',); the largest rank of a product before the truncation; and the norm of
-            what the truncation cuts off, relative to the norm of all products.
+            ``theta`` with the new matrices BA (P',); the largest rank of a matrix before the truncation; and
+            the norm of what the truncation cuts off, relative to the norm of all matrices.
         """
         views = self.problem.layout.views(theta)
         factors, ranks = dict[str, tuple[Tensor, Tensor]](), list[int]()
-        squared_error = squared_norm = 0.0  # of what the truncation cuts off, and of all products
+        squared_error = squared_norm = 0.0  # of what the truncation cuts off, and of all matrices
         for a, b in self._pairs:
+            # In ``theta``, the parameter with the name of A is the whole matrix BA (m, …).
             u, singular_values, vh = torch.linalg.svd(double(views[a.name].flatten(1)), full_matrices=False)
             own_rank = int((singular_values > ROUNDING * singular_values[0]).sum())
             ranks.append(own_rank)

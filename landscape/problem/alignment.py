@@ -206,7 +206,7 @@ def _tested(problem: MeanLoss, symmetry: Symmetry) -> Symmetry:
 def _wide(problem: MeanLoss) -> MeanLoss:
     """Return the problem in the widest precision of its device; raise InputError if its model fails in it."""
     wide = problem.to(widest_dtype(problem.device))
-    x, y = wide.data.leaves(*wide.data.first_batch())
+    x, y = wide.data.for_pass(*wide.data.first_batch())
     try:
         with torch.no_grad(), wide.evaluating(0):
             wide.criterion(wide.outputs(wide.weights, x), y)
@@ -221,8 +221,8 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
     """Return the largest relative change of the loss or of an output between two vectors of weights (P,).
 
     Changes of the loss are relative to the largest loss of a chunk at ``first``. Changes of outputs are
-    relative to the largest output at ``first``. Of data in batches, whole chunks are evaluated until at least
-    ``samples`` samples are evaluated. Of other data, at most ``samples`` samples are evaluated. The passes
+    relative to the largest output at ``first``. If samples have indices, the first ``samples`` samples are
+    evaluated. Otherwise whole batches are evaluated, until they hold at least ``samples`` samples. The passes
     have the widest precision, with statistics of BatchNorm that are estimated at each vector.
     """
     count = min(samples, problem.samples)
@@ -231,8 +231,8 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
     wide = _wide(problem).with_batchnorm("recalibrate", max(2, count))
     pairs = [(wide.at(weights), weights) for weights in (first.to(wide.weights), second.to(wide.weights))]
     largest_changes, largest_values = [0.0, 0.0], [0.0, 0.0]  # [of the loss, of the outputs]
-    # parts() yields each chunk once for each of d draws of random numbers, with 1/d of its number of samples.
     evaluated_samples = 0.0
+    # With d draws of random numbers, parts() yields each chunk d times, and counts 1/d of its samples each time.
     for x, y, sample_count, seed in wide.parts():
         values = []  # at each vector: [the loss, the outputs]; [the loss] for outputs of unknown form
         for problem_there, weights in pairs:
@@ -299,7 +299,7 @@ def aligned(
     relative_change = change(problem, b, permuted_weights)
     if relative_change <= UNCHANGED:
         return permuted_weights, symmetry
-    # NaN or infinite outputs of ``b`` change even between ``b`` and itself.
+    # The change from ``b`` to ``b`` is 0, unless outputs of ``b`` are NaN or infinite.
     if not math.isfinite(relative_change) and change(problem, b, b) != 0:
         raise InputError("b: its outputs are NaN or infinite, they must be finite")
     names = ", ".join(group.name for group in symmetry.groups)
@@ -316,7 +316,7 @@ def _activations(problem: MeanLoss, symmetry: Symmetry, ends: Sequence[Tensor]) 
     wide = _wide(problem).with_batchnorm("recalibrate")
     small_data = wide.data.few(TRIED)
     inputs = [next(small_data.chunks())[0]]
-    if problem.indexed and not problem.data.mixes:
+    if problem.indexed and not problem.data.loss_mixes_samples:
         numbers = sum(math.prod(activation.shape) for activation in symmetry.read)
         most = max(small_data.samples, READ_BYTES * small_data.samples // (numbers * wide.weights.itemsize))
         order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(0))
@@ -356,24 +356,25 @@ def _matched_units(group: Group, inner_groups: list[Group], a: Blocks, b: Blocks
     """
     names = [name for name in group.axes if name in a]
     if group.outer:
-        # In outer unit i: unit n of a, and unit k of b.
+        # In each outer unit i: the inner products of each unit n of ``a`` with each unit k of ``b``.
         products = _inner_products(group, names, a, b, "inr,ikr->ink")
         return group.permute(b, _best_assignments(products))
-    # The score of each pair of a unit of a and a unit of b.
+    # (size, size): how well each unit of ``a`` (row) matches each unit of ``b`` (column).
     score = next(iter(a.values())).new_zeros(group.size, group.size)
     inner_permutations = dict[Group, Tensor]()  # (size, size, inner size): for each pair of units
+    names_left = names  # the blocks whose units are still to be compared
     for inner in inner_groups:
-        inner_names = [name for name in names if name in inner.axes]
-        names = [name for name in names if name not in inner_names]
+        inner_names = [name for name in names_left if name in inner.axes]
+        names_left = [name for name in names_left if name not in inner_names]
         if not inner_names:
             continue
-        # The inner units n of unit i of a, and k of unit j of b.
+        # The inner products of each inner unit n in unit i of ``a`` with each inner unit k in unit j of ``b``.
         products = _inner_products(inner, inner_names, a, b, "inr,jkr->ijnk")
         permutations = _best_assignments(products.flatten(0, 1)).view(products.shape[:3])
         inner_permutations[inner] = permutations
         products_of_matched = products.take_along_dim(permutations[..., None], -1)  # (size, size, inner, 1)
         score = score + products_of_matched.sum((-1, -2))
-    for name in names:
+    for name in names_left:
         for dim in group.axes[name]:
             score = score + _rows(a[name], dim) @ _rows(b[name], dim).T
     index = _best_assignments(score[None])[0]

@@ -298,36 +298,36 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
     raise InputError(f"data: {words}")
 
 
-def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
+def count_samples(x: Any, y: Any, *, equal_lengths: bool, remedy: str = "") -> int:
     """Return the number of samples of a batch.
 
     The number is the length of the first tensor of the targets. If the targets have no tensor, it is the
     length of the first tensor of the inputs. If the targets are a list with one dict for each image, it is
     the length of the list. If inputs and targets hold no tensor, and the targets are an object such as a
-    graph, it is 1 (unless ``alike``).
+    graph, it is 1 (unless ``equal_lengths``).
 
     Args:
         x, y: inputs and targets.
-        alike: whether all tensors must have that length; InputError is raised if one has not.
-        remedy: code for the message of the InputError: it gives the data as a list of one batch. Inputs of
-            several tensors, such as the nodes and edges of a graph, need that.
+        equal_lengths: whether InputError is raised for a tensor of another length.
+        remedy: code that this InputError recommends. The code puts all data into a list of one batch, in
+            which tensors may differ in length, as the nodes and edges of a graph do. "" for no such code.
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
-    if not tensors and hasattr(y, "__dict__") and not alike:
+    if not tensors and hasattr(y, "__dict__") and not equal_lengths:
         return 1
-    not_samples = "not tensors with samples first; use DataLoader(…)"
+    needed = "it needs tensors with the samples along axis 0; use DataLoader(…)"
     if not tensors:
-        raise InputError(f"data: a batch holds no tensor, {not_samples}")
+        raise InputError(f"data: a batch holds no tensor, {needed}")
     counted_name, counted_tensor = tensors[0]
     # A tensor without dimensions holds no samples, and neither do targets that are a Python number.
     if counted_tensor.dim() == 0 or isinstance(y, (bool, int, float)):
         number_name = counted_name if counted_tensor.dim() == 0 else "targets"
-        raise InputError(f"data: a batch holds a single number as {number_name}, {not_samples}")
+        raise InputError(f"data: a batch holds a single number as {number_name}, {needed}")
     length = len(counted_tensor)
     is_list_of_images = isinstance(y, list) and bool(y) and all(isinstance(entry, Mapping) for entry in y)
     if is_list_of_images:  # an image's tensors have a row for each of its objects, such as boxes
         counted_name, length = "targets", len(y)
-    if not alike:
+    if not equal_lengths:
         return length
     for name, tensor in tensors:
         is_sparse = tensor.layout is not torch.strided
@@ -338,7 +338,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
                 layout = str(tensor.layout).removeprefix("torch.")
                 actual = f"a {layout} tensor (.to_dense() makes a plain one)"
             or_list = ", or be in a list of one batch (as for a graph)" if remedy else ""
-            words = f"{actual}, but {counted_name}: {length} samples; all must hold each sample once{or_list}"
+            words = f"{actual}, but {counted_name}: {length} samples; all must have one row per sample{or_list}"
             raise InputError(f"data: {name}: {words}", remedy=remedy)
     return length
 

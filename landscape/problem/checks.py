@@ -76,8 +76,7 @@ def equal(a: Tensor, b: Tensor, problem: MeanLoss, min_tolerance: float = 0.0) -
 
 def clones_for_pass(problem: MeanLoss, x: Any, y: Any) -> tuple[Any, Any]:
     """Return clones of some samples for one pass."""
-    x, y = clone((x, y))
-    return problem.data.leaves(x, y)
+    return problem.data.for_pass(*clone((x, y)))
 
 
 def storing_modules(model: nn.Module) -> list[str]:
@@ -161,8 +160,9 @@ def check_parameters(
     """
     tensors = problem.layout.leaves(weights)
     may_store = not all(is_of_torch(module) for module in problem.model.modules())
-    # A user's module may store numbers in one pass, and use them again in the next pass.
-    next_losses = [_loss_after_overwriting(problem, tensors, x, y)] if may_store else []
+    # A user's module may store numbers in one pass, and use them in a later one. Two later passes show this:
+    # one that follows a pass at other weights, and one that follows the passes below.
+    later_losses = [_loss_after_overwriting(problem, tensors, x, y)] if may_store else []
     if recomputes(problem.model):
         loss, gradient = loss_of(problem, x, y, weights=weights), None
     else:
@@ -170,13 +170,14 @@ def check_parameters(
         outputs = functools.partial(problem.call, tensors, inputs)
         with problem.evaluating(seed=0):
             loss, gradient = _loss_and_gradient(outputs, problem, list(tensors.values()), targets)
+    # The gradient is compared with a copy in the same modes, and the loss with a copy in eval mode.
     true_loss, true_gradient = reference_values(problem, original, x, y, weights, training)
-    if training:  # the true loss is that of eval mode, the true gradient that of the problem's modes
+    if training:
         true_loss, _ = reference_values(problem, original, x, y, weights)
     min_tolerance = 0.0 if problem.device.type == "cpu" else FUSED
     if may_store:
-        next_losses.append(loss_of(problem, x, y, weights=weights))
-    wrong_losses = [v for v in (loss, *next_losses) if not equal(v, true_loss, problem, min_tolerance)]
+        later_losses.append(loss_of(problem, x, y, weights=weights))
+    wrong_losses = [v for v in (loss, *later_losses) if not equal(v, true_loss, problem, min_tolerance)]
     is_right = not wrong_losses
     if is_right and gradient is not None and true_gradient is not None:
         # One parameter at a time: copies of whole gradients in double precision would need much memory.
@@ -188,8 +189,7 @@ def check_parameters(
             # The loss is right, but the gradient is wrong: the model computes outputs again.
             mark_as_recomputing(problem.model)
             gradient = true_gradient
-        # In other modes, the gradient may have a part that is missing here: in eval mode (or, if this is eval
-        # mode, with the storing modules in training mode), and with all users' modules in training mode.
+        # A copy with other modules in training mode may have a gradient with a part that ``gradient`` misses.
         users_modules = tuple(name for name, module in original.named_modules() if not is_of_torch(module))
         other_modes = [() if training else tuple(storing_modules(original)), users_modules]
         arguments = problem, original, (x, y), weights, gradient, training
@@ -200,8 +200,8 @@ def check_parameters(
         classes = dict.fromkeys(type(module).__name__ for module in submodules)
         raise InputError(
             f"model: its loss in eval mode does not follow all of its parameters (it is {wrong_loss:.6g}, "
-            f"of a copy {float(true_loss):.6g}): {', '.join(classes) or 'PyTorch'} merges, caches or "
-            "detaches some, or uses an earlier pass; compute with self.NAME in each forward pass"
+            f"that of a copy is {float(true_loss):.6g}): {', '.join(classes) or 'PyTorch'} merges, caches or "
+            "detaches parameters, or uses an earlier pass; compute with self.NAME in each forward pass"
         )
 
 
@@ -237,8 +237,9 @@ def _gradient_is_complete(
     ``gradient`` misses a part of the loss.
     """
     has_zero_part = any(not part.any() for part in gradient)  # whether it is zero for some parameter
-    # A copy in eval mode is compared only with a gradient of training mode that is zero for some parameter.
-    if not (other_training or (training and has_zero_part)):
+    # A copy in eval mode (``other_training`` is empty) is compared only if ``training`` is not empty, and
+    # ``gradient`` is zero for some parameter.
+    if not other_training and not (training and has_zero_part):
         return True
     values = attempt(reference_values, problem, original, *xy, weights, other_training)
     if values is None or values[1] is None:
@@ -257,8 +258,9 @@ def _gradient_is_complete(
     length, precision = float(direction.norm()), torch.finfo(weights.dtype)
     if not length > max(precision.tiny, 10 * tolerance(weights.dtype) * float(total.norm())):
         return True  # the gradients differ by rounding only, or are NaN
+    # If copies share cached numbers, the losses below may be wrong, and the zero part decides.
     if has_zero_part and _copies_share_numbers(original):
-        return False  # a copy may use the cached numbers of another, so that the losses below are wrong
+        return False
     # The slope along the direction, by the mean of the two gradients.
     loss_size, mean_slope = float(other_loss.abs()), float(total @ direction) / length / 2
     step_length = min(MAX_CHANGE * loss_size / length, MAX_STEP * float(weights.norm()))
@@ -332,8 +334,8 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
 
     There are up to three passes: without gradients, with gradients of the parameters, and with gradients of
     parameters and inputs (for physics-informed losses, which call ``torch.autograd.grad``). The settings of
-    the first pass without an error become ``problem.differentiates`` and ``data.leaf_inputs``. If that pass
-    draws random numbers of NumPy or Python, ``problem.draws_elsewhere`` becomes True.
+    the first pass without an error become ``problem.differentiates`` and ``data.input_gradients``. If that
+    pass draws random numbers of NumPy or Python, ``problem.draws_elsewhere`` becomes True.
 
     Args:
         problem: model, loss and data.
@@ -343,14 +345,14 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
     Returns:
         (the loss, whether the pass drew random numbers).
     """
-    outputs, data, has_leaf_inputs = None, problem.data, problem.data.leaf_inputs
+    outputs, data, had_input_gradients = None, problem.data, problem.data.input_gradients
     causes: list[Exception] = []
-    settings = (False, has_leaf_inputs), (True, has_leaf_inputs), (True, True)
-    for differentiates, leaf_inputs in settings:
-        problem.differentiates, data.leaf_inputs = differentiates, leaf_inputs
-        problem.draws_elsewhere = True  # until the pass has shown it: evaluating() then seeds all generators
+    settings = (False, had_input_gradients), (True, had_input_gradients), (True, True)
+    for differentiates, input_gradients in settings:
+        problem.differentiates, data.input_gradients = differentiates, input_gradients
+        problem.draws_elsewhere = True  # evaluating() also seeds NumPy and Python; the pass may use either
         try:
-            inputs, targets = data.leaves(x, y)
+            inputs, targets = data.for_pass(x, y)
             with problem.evaluating(seed=0):
                 states_before = random_state(problem.device)
                 outputs = problem.outputs(problem.weights, inputs)
@@ -370,7 +372,8 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
             causes.append(error)
     else:  # all passes raised errors
         problem.differentiates = problem.draws_elsewhere = False
-        data.leaf_inputs = has_leaf_inputs
+        data.input_gradients = had_input_gradients
+        # Raises InputError only for outputs (N, 1) with targets (N,), or the reverse.
         losses.refuse_broadcasting(problem.criterion, outputs, y)
         raise losses.no_fit(problem, causes, x, y) from causes[0]
     if not isinstance(value, Tensor) or value.dim() > 0:
@@ -379,10 +382,7 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
 
 
 def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> None:
-    """Raise InputError if the loss at θ depends on the parameters that the user's own module has now.
-
-    They are changed for one pass, and then restored.
-    """
+    """Raise InputError if the loss at θ depends on the parameters that the user's own module has now."""
     before, parameters = loss_of(problem, x, y), list(original.parameters())
     with torch.no_grad(), restoring(parameters):
         for p in parameters:
@@ -406,14 +406,15 @@ def check_problem(
     """Raise InputError unless L(θ) is the loss of ``original`` with the user's loss function.
 
     Args:
-        problem: the problem, whose model may be replaced by one with some modules in training mode.
-        original: the user's module. The problem has a copy of it.
+        problem: the problem. This function may set ``problem.model`` to another copy of ``original``.
+        original: the user's module.
         batch: the first samples, or the first batch.
         moved_weights: vectors (P,) of :func:`moved`: one for ``check="quick"``, several for "full".
     """
     source = without_stored_tensors(problem, original, batch)
     first_error, checked_samples = None, batch
-    # First all modules are in eval mode. Then the storing modules are in training mode.
+    # First all modules are in eval mode. If the check fails, the modules that may store numbers computed from
+    # parameters in eval mode are in training mode.
     for training_modules in ([], storing_modules(source)):
         if training_modules or source is not original:  # else problem.model is a copy in eval mode already
             model = independent_copy(source).to(problem.device, problem.dtype)
@@ -421,11 +422,11 @@ def check_problem(
         try:
             checked_samples = _check_model(problem, source, batch, moved_weights, training_modules)
             break
-        except InputError as error:  # training mode may be right if eval mode merges or caches parameters
+        except InputError as error:
             first_error = first_error or error
             if training_modules or not storing_modules(source):
                 raise first_error from first_error.__cause__
-    # PyTorch's losses and a model's own loss use no parameters of the user's module.
+    # Other losses may use parameters of the user's module. Known losses are tested in a full check only.
     is_known_loss = problem.criterion is losses.output_loss or losses.is_mean(problem.criterion)
     if len(moved_weights) > 1 or not is_known_loss:
         check_original(problem, original, *checked_samples)
@@ -446,14 +447,14 @@ def _check_model(
     # The first pass gets clones, which show whether model and loss write to their arguments.
     x_clone, y_clone = clone((x, y))
     weights_before = problem.weights.clone()
-    labels = data.resident[1] if data.resident else None
+    all_labels = data.resident[1] if data.resident else None  # each must be a class of the outputs
     try:
-        loss, draws_numbers = check_fit(problem, x_clone, y_clone, labels)
-    except LandscapeError as error:  # some losses, and models of a whole graph's nodes, need all samples
+        loss, draws_numbers = check_fit(problem, x_clone, y_clone, all_labels)
+    except LandscapeError as error:  # some losses need all samples, and so does a model of one whole graph
         x, y = _more_samples(problem, batch, x)
         x_clone, y_clone = clone((x, y))
         try:
-            loss, draws_numbers = check_fit(problem, x_clone, y_clone, labels)
+            loss, draws_numbers = check_fit(problem, x_clone, y_clone, all_labels)
         except LandscapeError:
             raise error from error.__cause__
     if has_changed(x, x_clone):
@@ -466,13 +467,13 @@ def _check_model(
     # check_random() could miss a draw: dropout before a matrix of zeros does not change the loss.
     if draws_numbers and training:
         raise InputError("model: it draws random numbers in training mode; draw them in an nn.Dropout")
-    if draws_numbers and not problem.draws:
+    if draws_numbers and problem.draws == 0:  # randomness="refuse"
         check_random(problem, x, y)
-    recorded_loss = recorded_loss_of_theta_alone(problem, original, x, y)
-    check_recorded(problem, weights_before, loss, recorded_loss, x, y)
+    loss_with_gradients = check_leaves(problem, original, x, y)
+    check_recorded(problem, weights_before, loss, loss_with_gradients, x, y)
     users_modules = [module for module in problem.model.modules() if not is_of_torch(module)]
     if any(has_own_mode(module) or stored_tensors(module) for module in users_modules):
-        # Such a module may use numbers of an earlier pass. The loss at SHRUNK times the weights shows that.
+        # Such a module may use numbers of an earlier pass. Saturated layers hide them less at small weights.
         moved_weights = [*moved_weights, SHRUNK * moved_weights[0]]
     for weights in moved_weights:
         check_parameters(problem, original, x, y, weights, training)
@@ -540,8 +541,8 @@ def check_random(problem: MeanLoss, x: Any, y: Any) -> None:
             )
 
 
-def recorded_loss_of_theta_alone(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tensor:
-    """Return the loss, with gradients recorded; raise InputError if it depends on a leaf tensor outside θ."""
+def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tensor:
+    """Return the loss of a pass with gradients; raise InputError if it depends on a leaf tensor outside θ."""
     parameters = problem.layout.leaves(problem.weights)
     parameter_ids = {id(leaf) for leaf in parameters.values()}
 
@@ -580,8 +581,7 @@ def _tensors(outputs: Any) -> list[Tensor]:
 def _words_for_leaf(leaf: Tensor, problem: MeanLoss, original: nn.Module, *, of_loss: bool) -> str:
     """Return the message for a tensor outside of θ that the outputs (or, ``of_loss``, the loss) depend on."""
     names = {id(p): name for module in (problem.model, original) for name, p in module.named_parameters()}
-    name = names.get(id(leaf))
-    shape = tuple(leaf.shape)
+    name, shape = names.get(id(leaf)), tuple(leaf.shape)
     if of_loss and name:
         return (
             f"loss: it uses the model's parameter '{name}' itself, which does not follow the weights; give a "

@@ -58,7 +58,7 @@ class Samples(NamedTuple):
     @property
     def size(self) -> int:
         """The number of samples."""
-        return count_samples(self.x, self.y, alike=False)
+        return count_samples(self.x, self.y, equal_lengths=False)
 
     @property
     def ends(self) -> Sequence[int]:
@@ -117,14 +117,12 @@ class Equation:
     """The loss of some samples, and the losses of the parts into which they are divided.
 
     Attributes:
-        batch: the number of the batch that the samples come from.
         whole: the loss of all samples.
         parts: the loss of each part, and the part.
         rounding: the largest relative difference of losses that is rounding.
         error: the largest absolute difference of losses by their random numbers.
     """
 
-    batch: int
     whole: float
     parts: list[tuple[float, Samples]]
     rounding: float
@@ -270,11 +268,11 @@ def candidates(x: Any, y: Any) -> Iterator[Count]:
 def class_counts(
     equations: Iterable[Equation], only_determined: bool = True, gather: Any = None
 ) -> list[Count]:
-    """Return the counts that sum the weights of targets' classes, and with which all ``equations`` hold.
+    """Return the counts by weights of classes with which all ``equations`` hold.
 
-    A part with n_c targets of class c has Σ_c n_c w_c terms, where w_c is the weight of class c. The equation
-    of a loss L is then Σ_c r_c w_c = 0, with r_c = Σ_part (L_part − L_whole) n_c. So the vector of weights is
-    orthogonal to the row r of each equation.
+    There is at most one for each tensor of the targets. If class c has the weight w_c, a part with n_c
+    targets of class c has Σ_c n_c w_c terms. The equation of a loss L is then Σ_c r_c w_c = 0, with
+    r_c = Σ_part (L_part − L_whole) n_c. So the vector of weights is orthogonal to the row r of each equation.
 
     Args:
         equations: the equations.
@@ -286,9 +284,9 @@ def class_counts(
     rank_rows = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
     rows_of_all_ranks = gather(rank_rows) if gather else [rank_rows]
     rows: dict[Key, list[dict[int, float]]] = {}  # of all equations; a row is a dict by class
-    largest_zero = 0.0  # a smaller singular value of the rows, relative to the largest, counts as zero
+    zero_limit = 0.0  # singular values of the rows count as zero up to this share of the largest one
     for rounding, row_by_key in itertools.chain.from_iterable(rows_of_all_ranks):
-        largest_zero = max(largest_zero, LIMIT * rounding)
+        zero_limit = max(zero_limit, LIMIT * rounding)
         for key, row in row_by_key.items():
             rows.setdefault(key, []).append(row)
     counts = []
@@ -302,10 +300,11 @@ def class_counts(
         is_counted = system.isfinite().all(0)
         if only_determined and is_counted.sum() <= 1:
             continue
-        # A single class has the weight 0, with which every equation holds.
+        # Classes that are not counted keep the weight 0. A single class keeps it, too: all equations hold then.
         weights = torch.zeros(len(classes), dtype=torch.float64)
         if len(classes) > 1 and bool(is_counted.any()):
-            weights[is_counted] = _orthogonal(system[:, is_counted], largest_zero, only_determined)
+            # NaN if no weights make all equations hold.
+            weights[is_counted] = _orthogonal(system[:, is_counted], zero_limit, only_determined)
         if bool(weights.isfinite().all()):
             by_class = dict(zip(classes, weights.tolist(), strict=True))
             texts = ", ".join(f"{c}: {w:.4g}" for c, w in by_class.items())
@@ -330,11 +329,11 @@ def _rows(equation: Equation) -> dict[Key, dict[int, float]]:
     return rows
 
 
-def _orthogonal(system: Tensor, largest_zero: float, only_determined: bool) -> Tensor:
+def _orthogonal(system: Tensor, zero_limit: float, only_determined: bool) -> Tensor:
     """Return the vector orthogonal to all rows of ``system``, with 1 as its largest number; NaN if none is.
 
     With ``only_determined`` the result is NaN, too, if other vectors are orthogonal, if there are fewer
-    distinct rows than unknowns, or if a number is negative. Singular values up to ``largest_zero``, relative
+    distinct rows than unknowns, or if a number is negative. Singular values up to ``zero_limit``, relative
     to the largest one, count as zero.
     """
     scale = system.norm(dim=0)
@@ -348,7 +347,7 @@ def _orthogonal(system: Tensor, largest_zero: float, only_determined: bool) -> T
     if only_determined:
         has_enough_rows = len((system / scale / SINGULAR**2).round().unique(dim=0)) >= len(scale)
         is_allowed = has_enough_rows and singular[1] > SINGULAR and bool((weights >= 0).all())
-    return weights if singular[0] <= largest_zero and is_allowed else torch.full_like(weights, torch.nan)
+    return weights if singular[0] <= zero_limit and is_allowed else torch.full_like(weights, torch.nan)
 
 
 # The count of every loss that is a mean over its samples.

@@ -76,9 +76,9 @@ class Data:
         sample_terms: (N,) the terms of each sample; None if all have the same number.
         resident: (x, y) on the device; None if the data comes in batches.
         is_dataset: whether the user gave a torch Dataset, of which ``batched`` makes batches.
-        mixes: whether the loss is no mean over samples: it is the loss of all samples at once, or the mean of
-            the losses of the batches.
-        leaf_inputs: whether the inputs of a pass require gradients, as model or loss differentiate by them.
+        loss_mixes_samples: whether the loss is no mean over samples: it is the loss of all samples at once,
+            or the mean of the losses of the batches.
+        input_gradients: whether model or loss differentiate by the inputs, which must then require gradients.
         ragged: whether the shapes of targets differ between batches.
         divisible: whether the model accepts a part of a batch, as a model of a whole graph does not.
         chunk_size: the samples per chunk of resident data; None before the problem has measured its model.
@@ -88,7 +88,7 @@ class Data:
         self.device, self.dtype, self._model_has_loss = device, dtype, model_has_loss
         self.resident: tuple[Any, Any] | None = None
         self.batches: Iterable[Any] = ()
-        self.mixes = self.leaf_inputs = self.ragged = False
+        self.loss_mixes_samples = self.input_gradients = self.ragged = False
         self.divisible = True
         self.sample_terms: Tensor | None = None
         self.chunk_size: int | None = None
@@ -99,15 +99,16 @@ class Data:
         # as pick_if_divisible() has chosen them.
         self._cache: dict[Any, Any] = {}
         # The number of terms of each sample: 1, until count_terms() sets another function.
-        self.terms_in: Any = lambda x, y: torch.ones(count_samples(x, y, alike=False))
+        self.terms_in: Any = lambda x, y: torch.ones(count_samples(x, y, equal_lengths=False))
         self.is_dataset = isinstance(data, Dataset)
         data = batched(as_tensors(data))
         if is_resident(data):
             x, y = split(data, model_has_loss)
-            # Several tensors may be those of one graph. A list with this one batch is then right.
+            # Inputs of several tensors may be the nodes and edges of one graph, which differ in number. The
+            # InputError recommends to give this graph as a list of one batch.
             remedy = "" if isinstance(x, Tensor) else "landscape.Problem(model, loss, [data])"
-            self.samples = count_samples(x, y, alike=True, remedy=remedy)
-            self.leaf_inputs = _any_requires_gradients(x)
+            self.samples = count_samples(x, y, equal_lengths=True, remedy=remedy)
+            self.input_gradients = _any_requires_gradients(x)
             device_bytes = 0
             for _, tensor in named_tensors((x, y)):
                 device_dtype = dtype if tensor.is_floating_point() else tensor.dtype
@@ -126,7 +127,7 @@ class Data:
 
     def mix(self) -> None:
         """Let the loss be that of all resident samples at once, or the mean of the batches' losses."""
-        self.mixes = True
+        self.loss_mixes_samples = True
         self.chunk_size = self.samples if self.resident is not None else None
 
     def count_terms(self, terms_in: Terms) -> None:
@@ -153,7 +154,7 @@ class Data:
         """Count the samples and terms of the batches, and compute their checksums."""
         self._sums, self.samples, self.terms, shapes = [], 0, 0.0, set()
         for x, y in self.pairs():
-            self.samples += count_samples(x, y, alike=False)
+            self.samples += count_samples(x, y, equal_lengths=False)
             self.terms += float(terms_in(x, y).sum())
             self._sums.append(_checksum((x, y)))
             shapes.add(tuple(targets.shape[1:] for _, targets in named_tensors(y)))
@@ -226,12 +227,12 @@ class Data:
 
         return tree_map(move, tree)
 
-    def leaves(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Return (x, y) for one pass; with ``leaf_inputs``, as new leaves that require gradients.
+    def for_pass(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Return (x, y) for one pass; with ``input_gradients``, as new leaves that require gradients.
 
         Physics-informed losses differentiate outputs by inputs.
         """
-        if not self.leaf_inputs:
+        if not self.input_gradients:
             return x, y
         fresh = {id(t): t.detach().requires_grad_() for _, t in named_tensors(x) if t.is_floating_point()}
         return tree_map(lambda tensor: fresh.get(id(tensor), tensor), (x, y))
@@ -258,7 +259,7 @@ class Data:
             raise InputError("data: it holds no samples, at least one is needed")
         batches = itertools.chain([first], batches)
         x, y = next((batch for batch in batches if float(self.terms_in(*batch).sum()) > 0), first)
-        self.leaf_inputs |= _any_requires_gradients(x)
+        self.input_gradients |= _any_requires_gradients(x)
         return self.place((x, y))
 
     def pick(self, x: Any, y: Any, count: int = PROBE) -> tuple[Any, Any]:
@@ -273,7 +274,7 @@ class Data:
             x, y: the result of :meth:`first_batch`.
             count: the largest number of samples.
         """
-        if self.mixes:
+        if self.loss_mixes_samples:
             return self.resident or (x, y)
         return self.pick_if_divisible(x, y, count) or (x, y)
 
@@ -286,7 +287,7 @@ class Data:
                 self._cache[count] = self._with_one_that_counts(picked, inputs, targets)
             return self._gather(self._cache[count])
         try:
-            length = count_samples(x, y, alike=True)
+            length = count_samples(x, y, equal_lengths=True)
         except LandscapeError:
             return None
         if not self.divisible or not [*named_tensors(x)]:
@@ -323,7 +324,7 @@ class Data:
 
     def in_chunks(self, size: int) -> Data:
         """Return the data with ``size`` samples a chunk, or the data itself if the loss mixes samples."""
-        if self.mixes:
+        if self.loss_mixes_samples:
             return self
         part = copy.copy(self)
         part.chunk_size = size
@@ -346,7 +347,7 @@ class Data:
         """
         start = 0
         for x, y in self.pieces():
-            samples = count_samples(x, y, alike=False)
+            samples = count_samples(x, y, equal_lengths=False)
             terms = None if self.sample_terms is None else self.sample_terms[start : start + samples]
             if terms is None and not self.indexed:
                 terms = self.terms_in(x, y)
@@ -379,7 +380,7 @@ class Data:
 
     def _check_mean(self) -> None:
         """Raise InputError if the loss mixes samples, so that a part of the data has another loss."""
-        if self.mixes:
+        if self.loss_mixes_samples:
             raise InputError("data: the loss mixes its samples; give one that is a mean over the samples")
 
     def _gather(self, indices: Tensor) -> tuple[Any, Any]:
@@ -418,7 +419,7 @@ class Data:
     def minibatch(self, x: Any, y: Any) -> Data:
         """Return data of the samples (x, y), on the device: a minibatch, with the weights of training."""
         self._check_mean()
-        count_samples(x, y, alike=True)
+        count_samples(x, y, equal_lengths=True)
         return self._of_samples(x, y, self.terms_in(x, y))._check_counted()
 
     def _check_counted(self) -> Data:

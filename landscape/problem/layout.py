@@ -99,7 +99,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 # The attributes that every module has.
-OF_MODULES = vars(nn.Module()).keys()
+ATTRIBUTES_OF_ALL_MODULES = vars(nn.Module()).keys()
 
 
 def copies_of_computed_tensors(model: nn.Module) -> dict[int, Tensor]:
@@ -116,7 +116,7 @@ def independent_copy(model: nn.Module) -> nn.Module:
     training mode, which undoes what the module's eval() did to its parameters.
     """
     try:
-        # deepcopy() does not copy the objects in its memo, but takes these copies of them.
+        # For a tensor whose id is in ``memo``, deepcopy() takes the copy from ``memo``.
         copied = copy.deepcopy(model, memo=copies_of_computed_tensors(model))
     except Exception as error:  # objects in the user's module raise any kind of error
         reason = f"{type(error).__name__}: {first_words(error, 200)}"
@@ -126,7 +126,7 @@ def independent_copy(model: nn.Module) -> nn.Module:
             copied.train()
     uses = Counter(id(p) for _, p in copied.named_parameters(remove_duplicate=False))
     for parent in list(copied.modules()):
-        for name in vars(parent).keys() - OF_MODULES:
+        for name in vars(parent).keys() - ATTRIBUTES_OF_ALL_MODULES:
             if isinstance(getattr(type(parent), name, None), cached_property):
                 delattr(parent, name)
         for name, child in list(parent.named_children()):
@@ -274,7 +274,7 @@ class Layout:
         return tuple(slot for slot in self.slots if slot in selected)
 
     def groups(self, by: str | Sequence[str]) -> dict[str, tuple[Slot, ...]]:
-        """Divide the slots into groups. Return a dict from groups' names to their slots, in the order of θ.
+        """Return a dict of groups of slots, by name. The slots of one group are in the order of θ.
 
         Args:
             by: "parameter": each slot is a group. "layer": the slots of one module are a group. "block": the

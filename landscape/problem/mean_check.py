@@ -64,7 +64,7 @@ SOME = 120
 def takes(problem: MeanLoss, x: Any) -> bool:
     """Return whether the model accepts the inputs ``x``: a model of a whole graph accepts no part of it."""
     with problem.evaluating(0), warnings.catch_warnings(action="ignore"):
-        return attempt(problem.outputs, problem.weights, problem.data.leaves(x, None)[0]) is not None
+        return attempt(problem.outputs, problem.weights, problem.data.for_pass(x, None)[0]) is not None
 
 
 def _rounding(times: int, eps: float) -> float:
@@ -83,12 +83,12 @@ class Losses:
     Args:
         problem: model and loss.
         weights: θ (P,).
-        by_outputs: whether the loss of a part of a batch is computed from rows of the outputs of one pass
+        cuts_outputs: whether the loss of a part of a batch is computed from rows of the outputs of one pass
             over the batch, in float64 if the loss accepts that. Otherwise each part has its own pass.
     """
 
-    def __init__(self, problem: MeanLoss, weights: Tensor, by_outputs: bool = False) -> None:
-        self.problem, self.weights, self.by_outputs = problem, weights, by_outputs
+    def __init__(self, problem: MeanLoss, weights: Tensor, cuts_outputs: bool = False) -> None:
+        self.problem, self.weights, self.cuts_outputs = problem, weights, cuts_outputs
         self.eps, self.error = torch.finfo(weights.dtype).eps, 0.0  # error: the largest so far
         self.passes = RANDOM_PASSES if problem.draws else 1
         self.informed = False  # whether opposite outputs replace outputs whose losses are all zero
@@ -98,15 +98,15 @@ class Losses:
     @torch.no_grad()
     def samples(self, x: Any, y: Any) -> Samples:
         """Return the samples (x, y), which are on the device, with their outputs if they are needed."""
-        if not self.by_outputs:
+        if not self.cuts_outputs:
             return Samples(None, x, y)
         with self.problem.evaluating(0):
-            outputs = self.problem.outputs(self.weights, self.problem.data.leaves(x, y)[0])
+            outputs = self.problem.outputs(self.weights, self.problem.data.for_pass(x, y)[0])
         tree, self._as_outputs = opened(outputs)
         tree = tree_map(torch.Tensor.detach, tree)
         is_divisible = False
         with contextlib.suppress(LandscapeError):  # unless all tensors have each sample once
-            is_divisible = count_samples(x, y, alike=True) > 0
+            is_divisible = count_samples(x, y, equal_lengths=True) > 0
         return self._in_float64(Samples(tree, x if is_divisible else None, y))
 
     def _in_float64(self, samples: Samples) -> Samples:
@@ -148,11 +148,11 @@ class Losses:
     def _value(self, samples: Samples, seed: int = 0, criterion: Any = None) -> Tensor:
         """Return the loss of some samples with the random numbers of ``seed``."""
         problem, criterion = self.problem, criterion or self._exact or self.problem.criterion
-        x, y = problem.data.leaves(samples.x, samples.y)
+        x, y = problem.data.for_pass(samples.x, samples.y)
         # Warnings of the user's loss about few samples are not for the user.
         with problem.evaluating(seed), warnings.catch_warnings(action="ignore"):
             tree = samples.outputs
-            outputs = self._as_outputs(tree) if self.by_outputs else problem.outputs(self.weights, x)
+            outputs = self._as_outputs(tree) if self.cuts_outputs else problem.outputs(self.weights, x)
             return torch.as_tensor(criterion(outputs, y)).detach()
 
     def loss(self, samples: Samples) -> float:
@@ -168,31 +168,31 @@ class Losses:
     @property
     def rounding(self) -> float:
         """The largest relative difference by rounding: of sums over samples, and of passes by batch size."""
-        return max(EXACT, _rounding(100 if self.by_outputs else 1000, self.eps))
+        return max(EXACT, _rounding(100 if self.cuts_outputs else 1000, self.eps))
 
-    def equation(self, samples: Samples, ends: Sequence[int], batch: int = 0) -> Equation:
+    def equation(self, samples: Samples, ends: Sequence[int]) -> Equation:
         """Return the equation of some samples and their parts, which end at ``ends``."""
         parts = [samples.rows(slice(*pair)) for pair in itertools.pairwise([0, *ends, samples.size])]
-        return self._of_parts(samples, parts, batch)
+        return self._of_parts(samples, parts)
 
-    def _of_parts(self, whole: Samples, parts: Sequence[Samples], batch: int) -> Equation:
+    def _of_parts(self, whole: Samples, parts: Sequence[Samples]) -> Equation:
         """Return the equation of the samples ``whole`` and their ``parts``."""
         loss, losses = self.loss(whole), [(self.loss(part), part) for part in parts]
-        equation = Equation(batch, loss, losses, self.rounding, 2 * self.error)
+        equation = Equation(loss, losses, self.rounding, 2 * self.error)
         if self.informed and not equation.losses.any() and whole.outputs is not None:
             # All losses are zero, such as hinge losses of a trained network; opposite outputs have others.
             uninformed = copy.copy(self)
             uninformed.informed = False
-            opposite = attempt(uninformed._of_parts, whole.opposite(), [p.opposite() for p in parts], batch)
+            opposite = attempt(uninformed._of_parts, whole.opposite(), [p.opposite() for p in parts])
             return opposite if opposite is not None and opposite.losses.isfinite().all() else equation
         return equation
 
-    def of_two(self, a: Samples, b: Samples, batch: int, keep_lengths: bool = False) -> Equation:
+    def of_two(self, a: Samples, b: Samples, keep_lengths: bool = False) -> Equation:
         """Return the equation of two parts together, cut to one shape unless ``keep_lengths``."""
         parts = [a, b] if keep_lengths else [a.cropped(b), b.cropped(a)]
-        return self._of_parts(Samples.joined(parts), parts, batch)
+        return self._of_parts(Samples.joined(parts), parts)
 
-    def _of_lengths(self, batch: Samples, number: int, shift: int, divisor: int) -> Equation:
+    def _of_lengths(self, batch: Samples, shift: int, divisor: int) -> Equation:
         """Return the equation of the first part of each sample's targets and outputs, and their rest.
 
         The first part is 1/``divisor`` of the length. With ``shift`` 1, for a loss of outputs and the next
@@ -200,7 +200,7 @@ class Losses:
         """
         length = next(t.shape[1] for _, t in named_tensors(batch.y) if t.dim() > 1)
         slices = slice(length // divisor + shift), slice(length // divisor, None)
-        return self._of_parts(batch, [batch.along(length, part) for part in slices], number)
+        return self._of_parts(batch, [batch.along(length, part) for part in slices])
 
     def far(self, few: Samples, center: Tensor) -> list[Equation]:
         """Return equations of some samples at weights far from ``center``; [] if no loss is finite there.
@@ -232,7 +232,7 @@ class Losses:
             return start.lerp(t, shares.view(-1, *[1] * (t.dim() - 1)))
 
         powers = torch.linspace(0, 1, few.size)
-        orders = [powers, 1 - powers] if self.by_outputs else [powers]
+        orders = [powers, 1 - powers] if self.cuts_outputs else [powers]
         trees = [tree_map(partial(interpolate, order), far.outputs) for order in orders]
         return [self.equation(far._replace(outputs=tree), few.ends) for tree in trees]
 
@@ -240,18 +240,20 @@ class Losses:
         self, batches: Iterable[tuple[Any, Any]], ragged: bool = False, divisions: int = 1, shift: int = 0,
         keep_lengths: bool = False,
     ) -> Iterator[Equation]:  # fmt: skip
-        """Yield equations of each batch and its parts, and of adjacent parts of successive batches.
+        """Yield equations between the loss of a batch and the losses of its parts, for each batch.
 
-        Parts that the loss or the model does not accept have no equation. If a batch after the first one has
-        no equation for this reason, an impossible equation is yielded, which excludes every count.
+        Two adjacent parts of successive batches also give an equation with the loss of both together. Parts
+        that the loss or the model does not accept have no equation. If a batch after the first one has no
+        equation for this reason, an equation is yielded that holds with no :class:`.Count`.
 
         Args:
             batches: the batches, on the device.
-            ragged: whether samples differ in length. Then each batch is also divided along the length. The
-                losses of these parts show whether a loss is a mean over targets.
-            divisions: how many times each batch is divided into parts.
+            ragged: whether samples differ in length. If ``cuts_outputs``, each batch is then also divided
+                along the length, and the losses of these parts show whether a loss is a mean over targets.
+            divisions: the number of different divisions of each batch, each of which gives an equation.
             shift: 1 for a loss that compares outputs with the next targets, else 0.
-            keep_lengths: whether no sample is cut, neither for ``ragged`` nor to the shape of other samples.
+            keep_lengths: whether all samples keep their lengths: no batch is divided along the length, and
+                samples of two batches are not cut to one shape.
         """
         previous_parts = list[Samples]()
         for number, (x, y) in enumerate(batches):
@@ -259,15 +261,15 @@ class Losses:
             equations = self.equations_of_batch(batch, divisions, number)
             parts = [part for _, part in equations[0].parts] if equations else [batch]
             if previous_parts:
-                joint_equation = attempt(self.of_two, previous_parts[-1], parts[0], number, keep_lengths)
+                joint_equation = attempt(self.of_two, previous_parts[-1], parts[0], keep_lengths)
                 if joint_equation is not None:
                     equations.append(joint_equation)
             if number and not equations:
-                equations = [Equation(number, whole=1.0, parts=[], rounding=0.0)]  # impossible
+                equations = [Equation(whole=1.0, parts=[], rounding=0.0)]  # holds with no count
             yield from equations
-            if ragged and self.by_outputs and not keep_lengths:
+            if ragged and self.cuts_outputs and not keep_lengths:
                 for divisor in (3, 2):  # halves, if the loss does not accept a third of the length
-                    equation = attempt(self._of_lengths, batch, number, shift, divisor)
+                    equation = attempt(self._of_lengths, batch, shift, divisor)
                     if equation is not None:
                         yield equation
                         break
@@ -285,13 +287,13 @@ class Losses:
                 batch = attempt(batch.rows, draws.sample(range(size), size)) or batch
             is_random = k > 0 or size > 5
             random_ends = sorted(draws.sample(range(1, size), min(2, size - 1))) if is_random else batch.ends
-            tried = (attempt(self.equation, batch, ends, number) for ends in (random_ends, *even_ends))
+            tried = (attempt(self.equation, batch, ends) for ends in (random_ends, *even_ends))
             equations += itertools.islice(filter(None, tried), 1)
         return equations
 
 
 def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tensor, batches: Batches) -> None:
-    """Find the number of terms of each sample with which L(θ) is the mean of the loss over the terms.
+    """Check that L(θ) is a mean over terms, and find how many terms each sample has.
 
     If an :class:`.Equation` between losses does not hold with the assumed ``terms``, another count of terms
     with which all equations hold is used. If there is no such count, the loss mixes samples. With a warning,
@@ -308,22 +310,24 @@ def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tens
         InputError: the loss is NaN or a sum; or it mixes samples, and not all samples fit in memory.
     """
     if problem.data.indexed and problem.data.samples < 2:
-        return  # one sample cannot be divided
+        return  # an equation needs two samples
     decision = _Decision(problem, terms, first, at, batches)
-    verdicts = (
-        decision.is_known_mean, decision.combines_by_terms, decision.combines_by_count,
+    steps = (
+        decision.accept_known_mean, decision.accept_terms, decision.accept_count,
         decision.refuse_given_terms, decision.refuse_sum, decision.average_over_batches,
         decision.evaluate_at_once,
     )  # fmt: skip
-    for verdict in verdicts:
-        if verdict():
-            return  # no later verdict is needed
+    for step in steps:
+        has_decided = step()
+        if has_decided:
+            return
 
 
 class _Decision:
-    """The verdicts on a loss, from a few samples and from all, in the order in which they are tried.
+    """The steps of a decision on a loss, from a few samples and from all, in the order in which they are made.
 
-    Each verdict returns whether it is the right one, or raises InputError for a loss that is not allowed.
+    Each step returns True if it decides, and False if the next step is needed. It raises InputError for a loss
+    that is not allowed. The last step, :meth:`evaluate_at_once`, always decides.
     """
 
     def __init__(
@@ -336,7 +340,7 @@ class _Decision:
         self.by_passes: Equation | None = None  # the equation of passes over these and their parts
         self.combine: bool | None = None  # whether that holds with the terms; None without an equation
         some = self.data.pick_if_divisible(*first)
-        if some is not None and count_samples(*some, alike=False) > 1:
+        if some is not None and count_samples(*some, equal_lengths=False) > 1:
             self.few = Samples(None, *self.data.place(some))
             self.combine = attempt(self._combine, self.few)
             if self.combine is None and not self.data.indexed and not takes(problem, self.few.x):
@@ -346,19 +350,19 @@ class _Decision:
         self.terms_hold = False  # whether all equations hold with the terms
         self.hints: list[Equation] = []  # equations of the few samples, at weights far away
 
-    def is_known_mean(self) -> bool:
+    def accept_known_mean(self) -> bool:
         """Return whether the loss is PyTorch's own mean, also of a few samples, or has the user's terms."""
         is_mean_itself = bool(self.combine) and self.definite
         return is_mean_itself or (self.terms.given is not None and not self.data.indexed)
 
-    def combines_by_terms(self) -> bool:
+    def accept_terms(self) -> bool:
         """Return whether all equations hold with the terms, or a loss of PyTorch's cannot be divided."""
         self.losses = self._losses_of_parts()
         if self.losses is None and self.problem.draws and self.combine and self.terms.given is None:
             _say("loss: it is random; its terms were decided on the first samples alone; give terms=")
         if self.losses is None:
             return bool(self.problem.draws and self.combine) or (self.definite and not self.data.indexed)
-        self.losses.informed = self.losses.by_outputs and not self.problem.draws
+        self.losses.informed = self.losses.cuts_outputs and not self.problem.draws
         if self.combine is False:
             return False
         # No early end: the caller compares the checksums of two whole passes over the data.
@@ -375,7 +379,7 @@ class _Decision:
             self.terms_hold = self.terms_hold and all(far.combines_by(self.terms) for far in self.hints)
         return self.terms_hold and not counts_samples  # of ragged samples, the targets may count instead
 
-    def combines_by_count(self) -> bool:
+    def accept_count(self) -> bool:
         """Return whether all equations hold with a usual count of targets, or weights of their classes."""
         if self.losses is None or self.terms.given is not None:
             return False
@@ -415,7 +419,7 @@ class _Decision:
                 "loss: it is the sum over the samples that it is given, not the mean (reduction='sum'?)",
                 remedy=f"landscape.Problem(model, lambda o, t: {loss} / len(t), {data})",
             )
-        inputs, targets = self.data.leaves(few.x, few.y)
+        inputs, targets = self.data.for_pass(few.x, few.y)
         with torch.no_grad(), problem.evaluating(0):
             outputs = attempt(problem.outputs, problem.weights, inputs)
             refuse_broadcasting(problem.criterion, outputs, targets)
@@ -463,7 +467,7 @@ class _Decision:
 
         None if the loss or the model accepts no part of the data either way.
         """
-        by_rows, by_passes = Losses(self.problem, self.at, by_outputs=True), Losses(self.problem, self.at)
+        by_rows, by_passes = Losses(self.problem, self.at, cuts_outputs=True), Losses(self.problem, self.at)
         some = self.few or Samples(None, *self.first)
         if self.problem.draws:  # rows of outputs share the random numbers of one pass
             by_rows.passes = 1
@@ -510,16 +514,18 @@ class _Decision:
 def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count | None:
     """Return a count with which the ``hints`` and the equations of all batches hold; None if there is none.
 
-    Counts are numbers of targets, or sums of their classes' weights. ``hints``: equations of a few samples.
+    An equation holds with a count if the loss of all its samples is the mean of the losses of its parts,
+    weighted by the terms of each part. Terms are first counted as targets, and then as sums of weights of
+    classes. ``hints``: equations of a few samples.
     """
     batch_count, by_code = 0, {ONES.code: ONES}
     for x, y in batches():
         batch_count += 1
         by_code |= {count.code: count for count in counts.candidates(x, y)}
     usual_counts = [*by_code.values()]
-    ragged, keep_lengths = losses.problem.data.ragged, False
+    ragged = losses.problem.data.ragged
 
-    def those_that_hold(some_counts: Iterable[Count], shift: int = 0) -> list[Count]:
+    def those_that_hold(some_counts: Iterable[Count], shift: int, keep_lengths: bool) -> list[Count]:
         """Return the counts with which the hints and the equations of all batches hold."""
         remaining = counts.that_hold(some_counts, hints)
         if not remaining:
@@ -530,27 +536,30 @@ def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> 
                 break
         return remaining
 
-    remaining = those_that_hold(usual_counts)
+    remaining = those_that_hold(usual_counts, shift=0, keep_lengths=False)
     if ragged and not remaining:  # the loss may compare outputs with the next targets
-        remaining = those_that_hold([count for count in usual_counts if count.cut], shift=1)
-    if ragged and not remaining:
-        # The inputs may hold the lengths of the targets, which would be wrong for targets that are cut.
-        keep_lengths = True  # in all equations from here on
-        lengths = [count for count in usual_counts if count.of_inputs and count.function == "numbers"]
-        remaining = those_that_hold(lengths)
+        cut_counts = [count for count in usual_counts if count.cut]
+        remaining = those_that_hold(cut_counts, shift=1, keep_lengths=False)
+    keep_lengths = ragged and not remaining
+    if keep_lengths:
+        # A tensor of the inputs may hold the number of terms of each sample. Equations between cut samples do
+        # not hold with these numbers.
+        numbers = [count for count in usual_counts if count.of_inputs and count.function == "numbers"]
+        remaining = those_that_hold(numbers, 0, keep_lengths)
     if not remaining and (not hints or counts.class_counts(hints, only_determined=False)):
-        # Some weights of classes agree with the hints. The batches together give at least 2 · MAX_CLASSES
-        # equations for such weights (our choice), unless each part needs its own pass.
-        divisions = math.ceil(2 * MAX_CLASSES / batch_count) if losses.by_outputs else 1
+        # Some weights of classes agree with the hints. All batches together give at least 2 · MAX_CLASSES
+        # equations for the weights (our choice). If each part of a batch needs its own pass, there are fewer.
+        divisions = math.ceil(2 * MAX_CLASSES / batch_count) if losses.cuts_outputs else 1
         class_counts = counts.class_counts(losses.equations(batches(), ragged, divisions))
-        remaining = those_that_hold(class_counts)
-    # If counts give a batch different shares of all terms, an equation of two such batches may exclude some.
+        remaining = those_that_hold(class_counts, 0, keep_lengths)
+    # The remaining counts may weigh batches differently. The equation of the two batches that they weigh most
+    # differently may exclude counts.
     while remaining:
         rows = [[float(count(x, y).sum()) for count in remaining] for x, y in batches()]
         totals = torch.tensor(rows, dtype=torch.float64)  # (batches, counts)
         pair = counts.most_different_batches(totals)  # [] if the counts weigh the batches alike
         samples = [losses.samples(*batch) for number, batch in enumerate(batches()) if number in pair]
-        equation = attempt(losses.of_two, *samples, pair[0], keep_lengths) if samples else None
+        equation = attempt(losses.of_two, *samples, keep_lengths) if samples else None
         still_remaining = remaining if equation is None else counts.that_hold(remaining, [equation])
         if len(still_remaining) == len(remaining):
             return counts.unambiguous(remaining, totals)
@@ -569,7 +578,7 @@ def refuse_nan(problem: MeanLoss, terms: Terms, batches: Batches) -> None:
         where = f"batch {number} (the first one is batch 0)"
         if problem.data.resident is not None:
             first = number * problem.chunk
-            where = f"samples {first} to {first + count_samples(x, y, alike=False) - 1}"
+            where = f"samples {first} to {first + count_samples(x, y, equal_lengths=False) - 1}"
         raise not_a_number(x, y, value, where)
 
 

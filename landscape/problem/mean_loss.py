@@ -348,7 +348,7 @@ class MeanLoss:
             True
         """
         leaves, is_recomputing = self.layout.leaves(self.weights), recomputes(self.model)
-        x, y = self.data.leaves(x, y)
+        x, y = self.data.for_pass(x, y)
 
         def loss() -> Tensor:
             with torch.enable_grad(), self.evaluating(0):
@@ -360,8 +360,8 @@ class MeanLoss:
     def sample_bytes(self) -> int:
         """The bytes of activations that one sample saves for its backward pass."""
         assert self.data.resident is not None
-        x, y = self.data.resident if self.data.mixes else self.data.first_batch()
-        return max(1, self.saved_bytes(x, y) // count_samples(x, y, alike=False))
+        x, y = self.data.resident if self.data.loss_mixes_samples else self.data.first_batch()
+        return max(1, self.saved_bytes(x, y) // count_samples(x, y, equal_lengths=False))
 
     @property
     def chunk_bytes(self) -> int:
@@ -416,7 +416,7 @@ class MeanLoss:
         for i, (x, y, count) in enumerate(self.chunks()):
             for k in range(max(1, self.draws)):
                 seed = i * self.draws + k if self.draws else None
-                yield *self.data.leaves(x, y), count / max(1, self.draws), seed
+                yield *self.data.for_pass(x, y), count / max(1, self.draws), seed
 
     @property
     def separable(self) -> bool:
@@ -425,7 +425,7 @@ class MeanLoss:
         They may if the loss is the mean over the samples, draws no random numbers, and neither model nor loss
         differentiates.
         """
-        return not (self.draws or self.differentiates or self.data.mixes)
+        return not (self.draws or self.differentiates or self.data.loss_mixes_samples)
 
     @property
     def regularised(self) -> bool:

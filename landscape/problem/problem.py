@@ -165,7 +165,7 @@ class Problem(MeanLoss):
             self.data.count_terms(term_counter)  # raises InputError, because there are no samples
         else:
             batch = self.data.first_batch(term_counter)
-            count_samples(*batch, alike=False)  # raises InputError for a batch without tensors
+            count_samples(*batch, equal_lengths=False)  # raises InputError for a batch without tensors
             # Causal language models shift the labels by one, and ignore the first label of each sequence.
             term_counter.shifted = ignores_first_label(self, *batch)
             # The number of θ at which the checks compare losses (our choice).
@@ -265,7 +265,7 @@ class Problem(MeanLoss):
             for unused_pass in second_pass:  # check_mean needed no batches
                 for _ in unused_pass:
                     pass
-            self.data.compare(sums, ordered=self.draws > 0 or self.data.mixes)
+            self.data.compare(sums, ordered=self.draws > 0 or self.data.loss_mixes_samples)
         if terms.count is not None or terms.by_batch:
             self.data.count_terms(terms)
             self.data.check_terms(self.data.terms)

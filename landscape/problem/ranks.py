@@ -379,7 +379,7 @@ def _losses_on_ranks(problem: Any, model_has_loss: bool) -> Losses:
     passes: Any = SimpleNamespace(data=problem.data, device=problem.device, draws=0, outputs=outputs)
     passes.criterion = loss_of_model if model_has_loss else problem.criterion
     passes.evaluating = lambda seed: contextlib.nullcontext()
-    losses = Losses(passes, problem.weights, by_outputs=not model_has_loss)
+    losses = Losses(passes, problem.weights, cuts_outputs=not model_has_loss)
     if model_has_loss:
         losses.eps = max(losses.eps, COARSE * torch.finfo(problem.coarse).eps)
     return losses
@@ -399,7 +399,7 @@ def _joint_passes(problem: Any) -> Iterator[None]:
 
 
 def check_mean(problem: Any, terms: Terms) -> None:
-    """Find the number of terms of each sample with which the loss is the mean over the terms of all ranks.
+    """Check that the loss is a mean over the terms of all ranks, and find how many terms each sample has.
 
     If an :class:`.Equation` between losses does not hold with the assumed ``terms``, another count of terms
     with which all equations hold is used. Raises InputError, on all ranks, if there is no such count.
@@ -414,7 +414,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
     losses = _losses_on_ranks(problem, model_has_loss)
 
     def batch_equations(divisions: int = 1) -> list[Equation]:
-        """Return the equations of this rank's batches, each of which is divided ``divisions`` times."""
+        """Return the equations of this rank's batches, by ``divisions`` different divisions of each batch."""
         with _joint_passes(problem):
             equations = losses.equations(_rank_batches(problem), ragged, divisions)
             return [equation.without_outputs() for equation in equations]
@@ -422,28 +422,28 @@ def check_mean(problem: Any, terms: Terms) -> None:
     equations = batch_equations()
     with _joint_passes(problem):  # an equation of the first samples of this rank and of the rank before
         batch = losses.samples(*next(_rank_batches(problem)))
-        # From 1 to MAX_ROWS samples: as many as have together at most MAX_NUMBERS numbers in their tensors.
+        # At most MAX_ROWS samples, whose tensors hold at most MAX_NUMBERS numbers; but at least one sample.
         sample_count = min(MAX_ROWS, max(1, MAX_NUMBERS * batch.size // max(1, batch.numbers)))
         first_samples = batch.rows(slice(sample_count))
         inputs = first_samples.x if model_has_loss else None  # other losses need the outputs only
         gathered = problem._gathered_objects([first_samples.outputs, inputs, first_samples.y])
         samples = [Samples(*values).on(problem.device) for values in gathered]
-        joint_equation = attempt(losses.of_two, samples[dist.get_rank() - 1], samples[dist.get_rank()], 0)
+        joint_equation = attempt(losses.of_two, samples[dist.get_rank() - 1], samples[dist.get_rank()])
     if joint_equation is not None:
         equations.append(joint_equation.without_outputs())
     if not equations:
-        # An impossible equation, which excludes every count.
-        equations = [Equation(0, whole=1.0, parts=[], rounding=0.0)]
+        # With no equation, every count would hold on this rank. With this equation, no count holds.
+        equations = [Equation(whole=1.0, parts=[], rounding=0.0)]
 
-    def those_that_hold(some_counts: Sequence[Any]) -> list[Any]:
+    def remaining_of(candidates: Sequence[Any]) -> list[Any]:
         """Return the counts with which the equations of all ranks hold."""
-        if not some_counts:
+        if not candidates:
             return []
-        verdicts = problem._by_rank(*(bool(counts.that_hold([count], equations)) for count in some_counts))
+        verdicts = problem._by_rank(*(bool(counts.that_hold([count], equations)) for count in candidates))
         holds_on_all = verdicts.view(problem.ranks, -1).all(0)  # (counts,)
-        return [count for count, holds in zip(some_counts, holds_on_all, strict=True) if holds]
+        return [count for count, holds in zip(candidates, holds_on_all, strict=True) if holds]
 
-    if those_that_hold([terms]):
+    if remaining_of([terms]):
         return
     rank_candidates = list[list[Any]]()  # the fields of each count, which ranks can exchange
     for x, y in _rank_batches(problem):
@@ -452,13 +452,14 @@ def check_mean(problem: Any, terms: Terms) -> None:
     for fields in itertools.chain.from_iterable(problem._gathered_objects(rank_candidates)):
         count = Count(*fields)
         by_code[count.code] = count
-    remaining = those_that_hold([counts.ONES, *by_code.values()])
+    remaining = remaining_of([counts.ONES, *by_code.values()])
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
-        # All batches together give at least 2 · MAX_CLASSES equations, unless each part needs its own pass.
+        # All batches together give at least 2 · MAX_CLASSES equations. If the model has the loss, each part of
+        # a batch needs its own pass, and there are fewer equations.
         divisions = DIVISIONS if model_has_loss else math.ceil(2 * counts.MAX_CLASSES / batches)
         more_equations = equations + batch_equations(divisions)
-        remaining = those_that_hold(counts.class_counts(more_equations, gather=problem._gathered_objects))
+        remaining = remaining_of(counts.class_counts(more_equations, gather=problem._gathered_objects))
     if not remaining:
         check_finite(problem, terms, every=True)  # a loss that is NaN gets an error of its own
         raise InputError("loss: no mean over samples or over a standard count of targets; give terms=")

@@ -579,7 +579,7 @@ class ShardedProblem(Exchanges):
         problem = copy.copy(self)
         problem.data = copy.copy(self.data)
         problem.data.resident, problem.data.batches, problem.data.sample_terms = (x, y), (), None
-        problem.data.samples = problem.data.chunk_size = count_samples(x, y, alike=False)
+        problem.data.samples = problem.data.chunk_size = count_samples(x, y, equal_lengths=False)
         problem.data.terms, problem._mean_terms = terms, self._mean(terms)
         return problem
 

@@ -451,7 +451,7 @@ def traced_axes(problem: MeanLoss) -> TracedAxes:
     The units of the outputs are fixed, and so are units that the loss treats individually.
     """
     x, y, *_ = next(problem.data.chunks())
-    x, y = problem.data.leaves(x, y)
+    x, y = problem.data.for_pass(x, y)
     weights, recorder, axes = problem.layout.leaves(problem.weights), Recorder(), Axes()
     with _unfused_pass(problem), recorder:
         outputs = problem.call(weights, x)
@@ -494,7 +494,7 @@ def activations(problem: MeanLoss, weights: Tensor, x: Any, points: Collection[P
     Raises:
         InputError: the pass has other operations than the recorded one.
     """
-    x, _ = problem.data.leaves(x, None)
+    x, _ = problem.data.for_pass(x, None)
     parameters, recorder, tensors = problem.layout.leaves(weights), Recorder(), dict[str, Tensor]()
     with _unfused_pass(problem), recorder:
         problem.call(parameters, x)

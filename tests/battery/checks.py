@@ -203,7 +203,7 @@ def _learners(compared: Compared) -> None:
     tol, n = TOLERANCES[case.inside or problem.dtype][0], 3
     indices = torch.arange(4 * n).view(n, 4) % problem.samples
     weights = torch.stack([theta + 0.05 * j for j in range(n)]).to(problem.weights)
-    with found.attempt("learners' gradients", "mixes its samples" if problem.data.mixes else ""):
+    with found.attempt("learners' gradients", "mixes its samples" if problem.data.loss_mixes_samples else ""):
         x, y = problem.gather(indices)
         out = torch.full_like(weights, 7.0)
         Stack(problem).gradients(weights, x, y, out)
