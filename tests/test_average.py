@@ -253,7 +253,7 @@ def test_own_names_of_factors_and_what_has_no_products() -> None:
         (
             problem,
             {"factors": [("a", "c")]},
-            "no trainable parameters have names that differ only by 'a' and 'c'; give",
+            "no names of trainable parameters differ only by 'a' and 'c'; give",
         ),
         (problem, {"factors": [("b", "a")]}, "have no product"),
         (problem, {"rank": 2}, "rank: not allowed, only averages of products"),

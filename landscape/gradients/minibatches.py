@@ -134,9 +134,9 @@ def draws(
         if data.indexed:
             yield data.gather(draw_indices())
             continue
-        # ``equal_lengths=False``: tensors with another length than the targets, such as edges of graphs, are allowed.
+        # Tensors with another length than the targets, such as edges of graphs, are allowed.
         first = data.first_batch()  # (x, y)
-        sample_bytes = sum(t.nbytes for _, t in named_tensors(first)) // count_samples(*first, equal_lengths=False)
+        sample_bytes = sum(t.nbytes for _, t in named_tensors(first)) // count_samples(*first)
         draw_bytes = max(1, sample_bytes * learners * batch)
         draws_in_pass = max(1, min(most, PASS_BYTES // draw_bytes))
         indices = torch.stack([draw_indices() for _ in range(draws_in_pass)])  # (draws, learners, batch)

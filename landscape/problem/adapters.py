@@ -55,7 +55,7 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
                 raise InputError(f"factors: {names} have no product, they must be (r, …) and (m, r)")
             pairs.append((a, b))
         if len(pairs) == previous_count and (component_a, component_b) not in PEFT:
-            words = f"no trainable parameters have names that differ only by '{component_a}' and '{component_b}'"
+            words = f"no names of trainable parameters differ only by '{component_a}' and '{component_b}'"
             raise InputError(f"factors: {words}; give components of names (between dots)")
     return pairs
 

@@ -232,7 +232,7 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
     pairs = [(wide.at(weights), weights) for weights in (first.to(wide.weights), second.to(wide.weights))]
     largest_changes, largest_values = [0.0, 0.0], [0.0, 0.0]  # [of the loss, of the outputs]
     evaluated_samples = 0.0
-    # With d draws of random numbers, parts() yields each chunk d times, and counts 1/d of its samples each time.
+    # With d draws of random numbers, parts() yields each chunk d times, and counts 1/d of its samples.
     for x, y, sample_count, seed in wide.parts():
         values = []  # at each vector: [the loss, the outputs]; [the loss] for outputs of unknown form
         for problem_there, weights in pairs:
@@ -368,7 +368,7 @@ def _matched_units(group: Group, inner_groups: list[Group], a: Blocks, b: Blocks
         names_left = [name for name in names_left if name not in inner_names]
         if not inner_names:
             continue
-        # The inner products of each inner unit n in unit i of ``a`` with each inner unit k in unit j of ``b``.
+        # Inner products of each inner unit n of unit i of ``a`` with each inner unit k of unit j of ``b``.
         products = _inner_products(inner, inner_names, a, b, "inr,jkr->ijnk")
         permutations = _best_assignments(products.flatten(0, 1)).view(products.shape[:3])
         inner_permutations[inner] = permutations

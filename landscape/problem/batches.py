@@ -298,7 +298,7 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
     raise InputError(f"data: {words}")
 
 
-def count_samples(x: Any, y: Any, *, equal_lengths: bool, remedy: str = "") -> int:
+def count_samples(x: Any, y: Any, *, equal_lengths: bool = False, remedy: str = "") -> int:
     """Return the number of samples of a batch.
 
     The number is the length of the first tensor of the targets. If the targets have no tensor, it is the
@@ -338,7 +338,9 @@ def count_samples(x: Any, y: Any, *, equal_lengths: bool, remedy: str = "") -> i
                 layout = str(tensor.layout).removeprefix("torch.")
                 actual = f"a {layout} tensor (.to_dense() makes a plain one)"
             or_list = ", or be in a list of one batch (as for a graph)" if remedy else ""
-            words = f"{actual}, but {counted_name}: {length} samples; all must have one row per sample{or_list}"
+            words = (
+                f"{actual}, but {counted_name}: {length} samples; all must have one row per sample{or_list}"
+            )
             raise InputError(f"data: {name}: {words}", remedy=remedy)
     return length
 

@@ -140,7 +140,7 @@ def policy(bn: str, samples: int, model: nn.Module, layout: Layout, data: Data) 
     if bn == "train":
         return BatchNormPolicy(bn, samples if data.resident is not None else 0)
     inputs = tuple(sample_inputs(data, samples))
-    count = sum(count_samples(x, None, equal_lengths=False) for x in inputs)
+    count = sum(count_samples(x, None) for x in inputs)
     return Recalibration(bn, count, estimate=Estimator(model, layout), inputs=inputs)
 
 
@@ -159,6 +159,6 @@ def sample_inputs(data: Data, samples: int) -> Iterator[Any]:
     count = 0
     for x, y, _ in data.chunks():
         yield x
-        count += count_samples(x, y, equal_lengths=False)
+        count += count_samples(x, y)
         if count >= samples:
             return

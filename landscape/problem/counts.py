@@ -58,7 +58,7 @@ class Samples(NamedTuple):
     @property
     def size(self) -> int:
         """The number of samples."""
-        return count_samples(self.x, self.y, equal_lengths=False)
+        return count_samples(self.x, self.y)
 
     @property
     def ends(self) -> Sequence[int]:
@@ -300,7 +300,7 @@ def class_counts(
         is_counted = system.isfinite().all(0)
         if only_determined and is_counted.sum() <= 1:
             continue
-        # Classes that are not counted keep the weight 0. A single class keeps it, too: all equations hold then.
+        # Classes that are not counted keep the weight 0, and so does a single class: all equations hold then.
         weights = torch.zeros(len(classes), dtype=torch.float64)
         if len(classes) > 1 and bool(is_counted.any()):
             # NaN if no weights make all equations hold.

@@ -99,7 +99,7 @@ class Data:
         # as pick_if_divisible() has chosen them.
         self._cache: dict[Any, Any] = {}
         # The number of terms of each sample: 1, until count_terms() sets another function.
-        self.terms_in: Any = lambda x, y: torch.ones(count_samples(x, y, equal_lengths=False))
+        self.terms_in: Any = lambda x, y: torch.ones(count_samples(x, y))
         self.is_dataset = isinstance(data, Dataset)
         data = batched(as_tensors(data))
         if is_resident(data):
@@ -154,7 +154,7 @@ class Data:
         """Count the samples and terms of the batches, and compute their checksums."""
         self._sums, self.samples, self.terms, shapes = [], 0, 0.0, set()
         for x, y in self.pairs():
-            self.samples += count_samples(x, y, equal_lengths=False)
+            self.samples += count_samples(x, y)
             self.terms += float(terms_in(x, y).sum())
             self._sums.append(_checksum((x, y)))
             shapes.add(tuple(targets.shape[1:] for _, targets in named_tensors(y)))
@@ -347,7 +347,7 @@ class Data:
         """
         start = 0
         for x, y in self.pieces():
-            samples = count_samples(x, y, equal_lengths=False)
+            samples = count_samples(x, y)
             terms = None if self.sample_terms is None else self.sample_terms[start : start + samples]
             if terms is None and not self.indexed:
                 terms = self.terms_in(x, y)

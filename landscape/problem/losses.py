@@ -154,7 +154,7 @@ class Terms:
         self.by_batch = False
 
     def __call__(self, x: Any, y: Any) -> Tensor:
-        samples = count_samples(x, y, equal_lengths=False)
+        samples = count_samples(x, y)
         if self.by_batch:
             length = max(1, samples)  # the targets of a batch of images may have no box
             return torch.full((length,), 1 / length, dtype=torch.float64)

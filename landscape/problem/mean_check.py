@@ -1,7 +1,7 @@
 """Checks that a loss is the mean over its samples, with a number of terms for each, and remedies if not.
 
 The losses of a batch and of three parts of it give an equation, and so do those of the last part of a batch
-and the first part of the next. Such equations over all of the data decide between verdicts.
+and the first part of the next. Such equations over all of the data decide.
 """
 
 from __future__ import annotations
@@ -240,20 +240,18 @@ class Losses:
         self, batches: Iterable[tuple[Any, Any]], ragged: bool = False, divisions: int = 1, shift: int = 0,
         keep_lengths: bool = False,
     ) -> Iterator[Equation]:  # fmt: skip
-        """Yield equations between the loss of a batch and the losses of its parts, for each batch.
+        """Yield equations between the loss of each batch and the losses of its parts.
 
-        Two adjacent parts of successive batches also give an equation with the loss of both together. Parts
-        that the loss or the model does not accept have no equation. If a batch after the first one has no
-        equation for this reason, an equation is yielded that holds with no :class:`.Count`.
+        The last part of a batch and the first part of the next one also give an equation. If a batch after
+        the first one gives none, an equation is yielded that holds with no :class:`.Count`.
 
         Args:
             batches: the batches, on the device.
-            ragged: whether samples differ in length. If ``cuts_outputs``, each batch is then also divided
-                along the length, and the losses of these parts show whether a loss is a mean over targets.
-            divisions: the number of different divisions of each batch, each of which gives an equation.
+            ragged: whether samples differ in length. With ``cuts_outputs``, each batch is then also divided
+                along the length. These equations show whether a loss is a mean over targets.
+            divisions: the number of equations of each batch, each of another division into parts.
             shift: 1 for a loss that compares outputs with the next targets, else 0.
-            keep_lengths: whether all samples keep their lengths: no batch is divided along the length, and
-                samples of two batches are not cut to one shape.
+            keep_lengths: True: samples are neither divided along the length nor cut to another batch's shape.
         """
         previous_parts = list[Samples]()
         for number, (x, y) in enumerate(batches):
@@ -312,22 +310,19 @@ def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tens
     if problem.data.indexed and problem.data.samples < 2:
         return  # an equation needs two samples
     decision = _Decision(problem, terms, first, at, batches)
-    steps = (
+    for step in (
         decision.accept_known_mean, decision.accept_terms, decision.accept_count,
         decision.refuse_given_terms, decision.refuse_sum, decision.average_over_batches,
         decision.evaluate_at_once,
-    )  # fmt: skip
-    for step in steps:
-        has_decided = step()
-        if has_decided:
+    ):  # fmt: skip
+        if step():
             return
 
 
 class _Decision:
-    """The steps of a decision on a loss, from a few samples and from all, in the order in which they are made.
+    """The steps of a decision on a loss, from a few samples and from all, in the order of the calls.
 
-    Each step returns True if it decides, and False if the next step is needed. It raises InputError for a loss
-    that is not allowed. The last step, :meth:`evaluate_at_once`, always decides.
+    Each step returns whether it decides, or raises InputError. The last step always decides or raises.
     """
 
     def __init__(
@@ -340,7 +335,7 @@ class _Decision:
         self.by_passes: Equation | None = None  # the equation of passes over these and their parts
         self.combine: bool | None = None  # whether that holds with the terms; None without an equation
         some = self.data.pick_if_divisible(*first)
-        if some is not None and count_samples(*some, equal_lengths=False) > 1:
+        if some is not None and count_samples(*some) > 1:
             self.few = Samples(None, *self.data.place(some))
             self.combine = attempt(self._combine, self.few)
             if self.combine is None and not self.data.indexed and not takes(problem, self.few.x):
@@ -514,9 +509,8 @@ class _Decision:
 def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count | None:
     """Return a count with which the ``hints`` and the equations of all batches hold; None if there is none.
 
-    An equation holds with a count if the loss of all its samples is the mean of the losses of its parts,
-    weighted by the terms of each part. Terms are first counted as targets, and then as sums of weights of
-    classes. ``hints``: equations of a few samples.
+    An equation holds with a count if the loss of all samples is the mean of the losses of their parts,
+    weighted by the number of terms of each part. ``hints``: equations of a few samples.
     """
     batch_count, by_code = 0, {ONES.code: ONES}
     for x, y in batches():
@@ -525,9 +519,9 @@ def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> 
     usual_counts = [*by_code.values()]
     ragged = losses.problem.data.ragged
 
-    def those_that_hold(some_counts: Iterable[Count], shift: int, keep_lengths: bool) -> list[Count]:
+    def those_that_hold(tried: Iterable[Count], shift: int = 0, keep_lengths: bool = False) -> list[Count]:
         """Return the counts with which the hints and the equations of all batches hold."""
-        remaining = counts.that_hold(some_counts, hints)
+        remaining = counts.that_hold(tried, hints)
         if not remaining:
             return []
         for equation in losses.equations(batches(), ragged, shift=shift, keep_lengths=keep_lengths):
@@ -536,24 +530,21 @@ def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> 
                 break
         return remaining
 
-    remaining = those_that_hold(usual_counts, shift=0, keep_lengths=False)
+    remaining = those_that_hold(usual_counts)
     if ragged and not remaining:  # the loss may compare outputs with the next targets
-        cut_counts = [count for count in usual_counts if count.cut]
-        remaining = those_that_hold(cut_counts, shift=1, keep_lengths=False)
+        remaining = those_that_hold([count for count in usual_counts if count.cut], shift=1)
     keep_lengths = ragged and not remaining
     if keep_lengths:
-        # A tensor of the inputs may hold the number of terms of each sample. Equations between cut samples do
-        # not hold with these numbers.
+        # The inputs may hold the number of terms of each sample, which is right only if no sample is cut.
         numbers = [count for count in usual_counts if count.of_inputs and count.function == "numbers"]
-        remaining = those_that_hold(numbers, 0, keep_lengths)
+        remaining = those_that_hold(numbers, keep_lengths=True)
     if not remaining and (not hints or counts.class_counts(hints, only_determined=False)):
         # Some weights of classes agree with the hints. All batches together give at least 2 · MAX_CLASSES
         # equations for the weights (our choice). If each part of a batch needs its own pass, there are fewer.
         divisions = math.ceil(2 * MAX_CLASSES / batch_count) if losses.cuts_outputs else 1
         class_counts = counts.class_counts(losses.equations(batches(), ragged, divisions))
-        remaining = those_that_hold(class_counts, 0, keep_lengths)
-    # The remaining counts may weigh batches differently. The equation of the two batches that they weigh most
-    # differently may exclude counts.
+        remaining = those_that_hold(class_counts, keep_lengths=keep_lengths)
+    # The equation of the two batches that the remaining counts weigh most differently may exclude counts.
     while remaining:
         rows = [[float(count(x, y).sum()) for count in remaining] for x, y in batches()]
         totals = torch.tensor(rows, dtype=torch.float64)  # (batches, counts)
@@ -578,7 +569,7 @@ def refuse_nan(problem: MeanLoss, terms: Terms, batches: Batches) -> None:
         where = f"batch {number} (the first one is batch 0)"
         if problem.data.resident is not None:
             first = number * problem.chunk
-            where = f"samples {first} to {first + count_samples(x, y, equal_lengths=False) - 1}"
+            where = f"samples {first} to {first + count_samples(x, y) - 1}"
         raise not_a_number(x, y, value, where)
 
 

@@ -361,7 +361,7 @@ class MeanLoss:
         """The bytes of activations that one sample saves for its backward pass."""
         assert self.data.resident is not None
         x, y = self.data.resident if self.data.loss_mixes_samples else self.data.first_batch()
-        return max(1, self.saved_bytes(x, y) // count_samples(x, y, equal_lengths=False))
+        return max(1, self.saved_bytes(x, y) // count_samples(x, y))
 
     @property
     def chunk_bytes(self) -> int:
@@ -453,25 +453,25 @@ class MeanLoss:
     def totals(self, weights: Tensor | None = None) -> Tensor:
         """Return the sums that :meth:`evaluate` divides by the number of samples.
 
-        The sums stay on the device, so that the call does not wait for a GPU.
+        The call does not wait for a GPU.
 
         Args:
             weights: (P,); default: the problem's ``weights``.
 
         Returns:
-            (2 + metrics,) float64, on the device if it has float64: the loss, the number of correct
-            predictions, the metrics.
+            (2 + metrics,) float64: the loss, the number of correct predictions, the metrics. The tensor is on
+            the device, or on the CPU if the device has no float64.
 
         Example:
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
             2.0
         """
         weights = vector_of(weights, self.weights)
-        problem_there = self.at(weights)  # with BatchNorm's statistics fixed at these weights
+        problem_at = self.at(weights)  # with BatchNorm's statistics there, which only outputs need
         sums = Sums(self)
         for x, y, count, seed in self.parts():
             with self.evaluating(seed):
-                outputs = problem_there.outputs(weights, x)
+                outputs = problem_at.outputs(weights, x)
                 sums.add(outputs, y, self.criterion(outputs, y), count)
         total = sums.end()
         if self.regularised:
@@ -553,18 +553,18 @@ class MeanLoss:
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
         weights = vector_of(weights, self.weights)
-        problem = self.at(weights)  # with BatchNorm's statistics fixed at these weights
+        problem_at = self.at(weights)  # with BatchNorm's statistics there, which only outputs need
         is_recomputing = recomputes(self.model)
         gradient = torch.empty_like(weights) if out is None else out
         context: Any = contextlib.nullcontext(self.layout.leaves(weights))
-        if is_recomputing:  # the backward pass computes outputs again, with the module's own parameters
+        if is_recomputing:  # own_outputs() uses the module's own parameters, which become ``weights``
             context = placed(self.model, self.layout, weights)
         differentiate = backward if is_recomputing else gradients
         total = 0.0
         with context as parameters:
             for i, (x, y, count, seed) in enumerate(self.parts()):
                 with self.evaluating(seed):
-                    outputs = own_outputs(problem, x) if is_recomputing else problem.call(parameters, x)
+                    outputs = own_outputs(problem_at, x) if is_recomputing else problem_at.call(parameters, x)
                     chunk_loss = self.criterion(outputs, y) * (count / self.samples)
                 chunk_gradients = differentiate(chunk_loss, list(parameters.values()))
                 for view, addend in zip(self.layout.views(gradient).values(), chunk_gradients, strict=True):

@@ -310,7 +310,7 @@ def _check_function(problem: Any, metric: Metric, outputs: Any, x: Any, y: Any) 
     except InputError:
         metric.whole = True
         return True
-    samples = count_samples(x, y, equal_lengths=False)
+    samples = count_samples(x, y)
     metric.whole = not (isinstance(value, Tensor) and value.shape == (samples,) and not value.is_complex())
     _number(metric, value, samples)
     if not metric.whole and problem.data.divisible and _mixes(problem, metric, value, outputs, x, y):

@@ -146,7 +146,7 @@ class Problem(MeanLoss):
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, self.dtype)
         self.penalty, self.weight_decay = penalty, weight_decay
         self.randomness, self.draws = str(randomness), number_of_draws(randomness)
-        # Whether model or loss call autograd.grad, and draw numbers of NumPy or Python (see check_fit).
+        # check_fit() sets these two attributes, see :class:`.MeanLoss`.
         self.differentiates = self.draws_elsewhere = False
         self.batch_bytes, self.metrics = 0, metrics_of(metrics)
         self.batchnorm = batchnorm.BatchNormPolicy()
@@ -159,13 +159,13 @@ class Problem(MeanLoss):
         if infinite_count:
             words = f"{infinite_count} of {self.layout.size} are NaN or infinite, all must be finite"
             raise InputError(f"weights: {words}")
-        self.data = Data(data, self.device, self.dtype, self.criterion is output_loss)
+        self.data = Data(data, self.device, self.dtype, model_has_loss=self.criterion is output_loss)
         term_counter = Terms(self.criterion, terms)
         if self.data.indexed and not self.data.samples:
-            self.data.count_terms(term_counter)  # raises InputError, because there are no samples
+            self.data.count_terms(term_counter)  # only raises the InputError for data without samples
         else:
             batch = self.data.first_batch(term_counter)
-            count_samples(*batch, equal_lengths=False)  # raises InputError for a batch without tensors
+            count_samples(*batch)  # raises InputError for a batch without tensors
             # Causal language models shift the labels by one, and ignore the first label of each sequence.
             term_counter.shifted = ignores_first_label(self, *batch)
             # The number of θ at which the checks compare losses (our choice).
@@ -178,7 +178,8 @@ class Problem(MeanLoss):
             self._count_terms(term_counter, batch, moved_weights)
             if self.metrics:
                 check_metrics(self, batch)
-        # Each chunk draws its own numbers. Copies of this problem in another precision get the same chunks.
+        # Each chunk draws its own random numbers. With a fixed size of chunks, copies of this problem in another
+        # precision have the same chunks.
         if self.draws and self.data.resident is not None:
             self.data.chunk_size = self.chunk
 
@@ -239,7 +240,7 @@ class Problem(MeanLoss):
             >>> import torch, landscape
             >>> x, y = torch.eye(2), torch.zeros(2, 1)
             >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y), weight_decay=1)
-            >>> problem.to_curvlinops()
+            >>> problem.to_curvlinops()  # weight decay is refused
             Traceback (most recent call last):
             landscape.core.errors.InputError: to_curvlinops: curvlinops knows no penalty and ...
         """
@@ -389,7 +390,7 @@ def chain(problem: Problem) -> list[Layer] | None:
             return None
     linear_layers = [layer for layer in layers if isinstance(layer, LinearLayer)]
     names = [name for layer in linear_layers for name in (layer.weight, layer.bias) if name]
-    # The names differ from those of θ if a parameter is tied, frozen, or of another kind of layer.
+    # The names differ from those of θ if a parameter is tied or frozen, or the nn.Sequential's own.
     if not linear_layers or sorted(names) != sorted(slot.name for slot in problem.layout.slots):
         return None
     inputs, _ = tensors

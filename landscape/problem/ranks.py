@@ -455,8 +455,8 @@ def check_mean(problem: Any, terms: Terms) -> None:
     remaining = remaining_of([counts.ONES, *by_code.values()])
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
-        # All batches together give at least 2 · MAX_CLASSES equations. If the model has the loss, each part of
-        # a batch needs its own pass, and there are fewer equations.
+        # All batches together give at least 2 · MAX_CLASSES equations. If the model has the loss, each part
+        # of a batch needs its own pass, and there are fewer equations.
         divisions = DIVISIONS if model_has_loss else math.ceil(2 * counts.MAX_CLASSES / batches)
         more_equations = equations + batch_equations(divisions)
         remaining = remaining_of(counts.class_counts(more_equations, gather=problem._gathered_objects))

@@ -105,8 +105,8 @@ class ShardedProblem(Exchanges):
         self._reshard()  # a pass of the user may have left gathered parameters
         parameters: dict[str, Any] = dict(inner.named_parameters())
         self.layout = Layout.of(inner)
-        # A vector has the numbers of the ``chosen`` pieces. Here these are all pieces; the method of() may
-        # choose some.
+        # A vector consists of the entries of the ``chosen`` parameters. Here all are chosen; the method of()
+        # chooses some.
         self.pieces = self.chosen = tuple(Piece.of(s, parameters[s.name]) for s in self.layout.slots)
         if not self.pieces:
             raise InputError("model: it has no trainable parameters, at least one is needed")
@@ -123,7 +123,7 @@ class ShardedProblem(Exchanges):
         if options:
             option = next(iter(options))
             raise InputError(f"{option}: it is not allowed with a sharded model, only terms, name, check are")
-        fit("terms", terms, Callable | None)
+        fit("terms", terms, Callable | None)  # raises InputError for another type
         self.check = fit("check", check, Check)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first_part.dtype)
         term_counter = Terms(self.criterion, terms)
@@ -133,16 +133,17 @@ class ShardedProblem(Exchanges):
             ranks.check_batches(self)
             ranks.check_random(self, x, y)
         if terms is None:
+            # The first label of each sequence is no term of a loss that ignores it. The loss of a batch with
+            # other first labels is then the same.
             changed_batch = with_other_first_labels(self.criterion, x, y)
             if changed_batch:
-                changed_loss = self._on_batch(*changed_batch, 1.0).loss()
-                # True for a loss that ignores the first label of each sequence.
-                term_counter.shifted = self._on_batch(x, y, 1.0).loss() == changed_loss
+                changed_loss = self._on_batch(*changed_batch, terms=1.0).loss()
+                term_counter.shifted = self._on_batch(x, y, terms=1.0).loss() == changed_loss
         self._count_terms(term_counter)
         self.coarse = self._coarsest_dtype(x, y)
         if check != "off" and terms is None:
             ranks.check_mean(self, term_counter)
-            # If the check has changed the terms, other samples may be the first that count.
+            # check_mean() may have found other terms. The first samples that have terms may then be others.
             x, y = self._on_all(lambda: self._first_samples(term_counter))
         if check != "off":
             ranks.check_finite(self, term_counter, every=check == "full")
@@ -151,7 +152,8 @@ class ShardedProblem(Exchanges):
         share_of_distinct_data = len(set(self._by_rank(checksum).tolist())) / self.ranks
         self.samples = round(float(self._by_rank(self.data.samples).sum()) * share_of_distinct_data)
         self.mask = self._mask()
-        # With these attributes, faster methods see that they must not divide the data.
+        # Functions for problems of any kind read these attributes. ``separable`` is False: no function may
+        # compute with some of the samples.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
         if check != "off":
             ranks.check_ranks(self, x, y, term_counter)
@@ -579,7 +581,7 @@ class ShardedProblem(Exchanges):
         problem = copy.copy(self)
         problem.data = copy.copy(self.data)
         problem.data.resident, problem.data.batches, problem.data.sample_terms = (x, y), (), None
-        problem.data.samples = problem.data.chunk_size = count_samples(x, y, equal_lengths=False)
+        problem.data.samples = problem.data.chunk_size = count_samples(x, y)
         problem.data.terms, problem._mean_terms = terms, self._mean(terms)
         return problem
 

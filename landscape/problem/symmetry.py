@@ -107,10 +107,10 @@ def unify(first: Sequence[Space], second: Sequence[Space]) -> None:
 def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
     """Return the axes of ``view``, a view of a contiguous tensor with these ``axes``, by the view's strides.
 
-    An axis of the view may run inside blocks of consecutive units, or from block to block. The space is then
-    split into a space of the blocks and a space of the units of a block. Units that the view leaves out are
-    fixed, for the reason ONE_BY_ONE. An axis that does not run over whole spaces is fixed, for the reason
-    APART.
+    An axis of the view may run inside blocks of consecutive units of a space, or from block to block. This
+    space is then split in two: the units of the first are the blocks, and those of the second are the units
+    of a block. Spaces without an axis of the view are fixed, with the reason ONE_BY_ONE: their units must
+    keep their places. So is an axis that does not run over whole spaces, with the reason APART.
     """
     new_axes = list[Axis]()
 
@@ -144,7 +144,7 @@ def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
             continue
         extent = stride * size
         can_split = split_at(stride) and split_at(extent)
-        # The axis must also begin with the first unit of its spaces.
+        # The axis must begin with unit 0 of its spaces. It begins with unit storage_offset // stride % size.
         has_whole_spaces = can_split and view.storage_offset() // stride % size == 0
         axis = list[Space]()  # the spaces that the axis runs over
         for space, space_stride in spaces_with_strides():
@@ -292,6 +292,7 @@ class Axes:
             return None  # a random operation, or one of a backward pass
         if torch.Tag.pointwise in func.tags or name in _LIKE_POINTWISE:
             return [self._broadcast(operands, outputs[0].dim())]
+        # A view as another dtype, which reads the numbers differently, is not known here.
         if name in _VIEWS | _VIEWS_IN_PLACE and outputs[0].dtype == step.tensors[0].dtype:
             # axes_of_view() needs a view of a contiguous tensor: the operation is repeated on such a tensor.
             other_arguments = {key: value for key, value in arguments.items() if key != "self"}
@@ -314,13 +315,14 @@ class Axes:
                 axes = [axis for k, axis in enumerate(input_axes) if k not in dims]
             return [axes] * len(outputs)
         if name == "glu":
-            # A product of two halves. axes_of_view() splits the axis into two blocks of the same units.
+            # One half of an axis times a function of the other half: both halves must have the same order. The
+            # view of a half splits the axis into a space of 2 blocks and a space of the units in both blocks.
             first_half, _ = torch.empty(step.shapes[0]).chunk(2, arguments.get("dim", -1))
             return [axes_of_view(input_axes, first_half)]
         if name in ("cat", "stack"):
             dim = arguments.get("dim", 0) % outputs[0].dim()
             return [self._joined(operands, dim, outputs[0], stacked=name == "stack")]
-        # Units that an operation such as "roll" moves along an axis must keep their places on this axis.
+        # An operation such as "roll" depends on the order of the units along an axis. These units are fixed.
         moved_dims = _moved_dims(name, arguments, dims, len(input_axes))
         if moved_dims is None:
             return None
@@ -469,7 +471,8 @@ def traced_axes(problem: MeanLoss) -> TracedAxes:
         axes.fix([t for t in step.outputs if id(t) in fixed_ids], OUTPUTS)
         if activation_ids & {id(t) for t in step.tensors}:
             activation_ids |= {id(t) for t in step.outputs}
-    # By address and shape of an activation: the first place where it is summed, and its axes there.
+    # By address and shape of an activation: the first place where an operation sums over units of the
+    # activation, and the activation's axes there.
     summed_activations = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
     for number, step in enumerate(recorder.steps):
         output_spaces = {space for t in step.outputs for space in spaces(axes.axes_of.get(id(t), []))}
