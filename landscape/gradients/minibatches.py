@@ -134,7 +134,7 @@ def draws(
         if data.indexed:
             yield data.gather(draw_indices())
             continue
-        # Tensors with another length than the targets, such as edges of graphs, are allowed.
+        # count_samples() accepts tensors with another length than the targets, such as edges of graphs.
         first = data.first_batch()  # (x, y)
         sample_bytes = sum(t.nbytes for _, t in named_tensors(first)) // count_samples(*first)
         draw_bytes = max(1, sample_bytes * learners * batch)

@@ -152,8 +152,8 @@ class ShardedProblem(Exchanges):
         share_of_distinct_data = len(set(self._by_rank(checksum).tolist())) / self.ranks
         self.samples = round(float(self._by_rank(self.data.samples).sum()) * share_of_distinct_data)
         self.mask = self._mask()
-        # Functions for problems of any kind read these attributes. ``separable`` is False: no function may
-        # compute with some of the samples.
+        # Functions for problems of any kind read these attributes. ``separable`` is False, so that
+        # methods which divide the data are not used.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
         if check != "off":
             ranks.check_ranks(self, x, y, term_counter)
