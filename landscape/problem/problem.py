@@ -178,8 +178,8 @@ class Problem(MeanLoss):
             self._count_terms(term_counter, batch, moved_weights)
             if self.metrics:
                 check_metrics(self, batch)
-        # Each chunk draws its own random numbers. With a fixed size copies of this problem in another precision
-        # have the same chunks.
+        # Each chunk draws its own random numbers. With a fixed size, copies of this problem in another
+        # precision have the same chunks.
         if self.draws and self.data.resident is not None:
             self.data.chunk_size = self.chunk
 

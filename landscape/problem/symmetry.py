@@ -315,8 +315,8 @@ class Axes:
                 axes = [axis for k, axis in enumerate(input_axes) if k not in dims]
             return [axes] * len(outputs)
         if name == "glu":
-            # One half of an axis times a function of the other half: both must have the same order. The view of
-            # a half splits the axis into a space of 2 blocks and a space of the units in both blocks.
+            # One half of an axis times a function of the other half: both must have the same order. The view
+            # of a half splits the axis into a space of 2 blocks and a space of the units in both blocks.
             first_half, _ = torch.empty(step.shapes[0]).chunk(2, arguments.get("dim", -1))
             return [axes_of_view(input_axes, first_half)]
         if name in ("cat", "stack"):
