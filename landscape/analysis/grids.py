@@ -178,8 +178,8 @@ def contour(
     dispatch = _dispatch(execution, save, current_surface, **dispatch_options)
     # Losses on a part of the samples guide the choice of points. evaluate_part is None if this saves no time.
     evaluate_part = _part_evaluator(problem, result_grid, center, directions, evaluate)
-    other_columns = [name for name in result_grid.columns if name != "loss"]
-    fields |= result_grid.complete(evaluate, dispatch, ("loss",), other_columns, plane.seed, evaluate_part)
+    others = [name for name in result_grid.columns if name != "loss"]
+    fields |= result_grid.complete(evaluate, dispatch, ("loss",), others, plane.seed, evaluate_part)
     if autocast is None:
         check_one_loss(evaluate, center, directions, result_grid.points, result_grid.exact("loss"))
     else:
@@ -417,10 +417,8 @@ def line(
     evaluate = evaluator(problem, start, directions, result_grid.min_computed_points, method=method)
     evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)  # as in contour()
     dispatch = Dispatch(progress=reporter(progress))
-    other_columns = [name for name in result_grid.columns if name != "loss"]
-    error_fields = result_grid.complete(
-        evaluate, dispatch, ("loss",), other_columns, part_evaluator=evaluate_part
-    )
+    others = [name for name in result_grid.columns if name != "loss"]
+    error_fields = result_grid.complete(evaluate, dispatch, ("loss",), others, part_evaluator=evaluate_part)
     # One computed loss is compared with Problem.loss(). ``exact``: losses, with NaN where interpolated.
     check_one_loss(evaluate, start, directions, result_grid.points, result_grid.exact("loss"))
     return Line(
