@@ -16,8 +16,9 @@ def main() -> None:
     except FileNotFoundError:  # without one, MKL cannot be loaded
         sys.exit("landscape: the current folder has been deleted; change to one that exists (cd)")
     # OpenMP's threads otherwise wait in a loop of milliseconds for their next work: beside other programs on
-    # the same cores, 150 steps of a small network took up to ten times as long. After so many turns of the
-    # loop they sleep, and a quiet machine is as fast, as it is not with the policy PASSIVE. Read with torch.
+    # the same cores, 150 steps of a small network took up to ten times as long. After this number of turns
+    # they sleep. A quiet machine is then as fast as before, which is not so with the policy PASSIVE. OpenMP
+    # reads the variable when torch is imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from landscape.cli import main as run

@@ -132,7 +132,7 @@ def analysis(
             if is_run(problem_or_run):
                 for attribute in of_the_run or ():
                     value = getattr(problem_or_run, attribute)
-                    # Imported weights have NaN or 0 where a number is not known.
+                    # A run that was imported from other weights has NaN or 0 for a number that is unknown.
                     is_unknown = isinstance(value, (int, float)) and not value > 0
                     if arguments.get(attribute) is None and not is_unknown:
                         arguments[attribute] = value

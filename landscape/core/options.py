@@ -180,7 +180,11 @@ def fit(where: str, value: Any, annotation: Any) -> Any:
 
 
 def _converted(where: str, value: Any, annotation: Any) -> Any:
-    """Return the value in the annotation's type; raise InputError if a message is known, else _UnfitError."""
+    """Return the value in the annotation's type.
+
+    A value that does not fit raises InputError if the annotation's own check has a message for it. Otherwise
+    it raises _UnfitError, and the caller words the message.
+    """
     kind = get_origin(annotation) or annotation
     args = get_args(annotation)
     if kind is Any:

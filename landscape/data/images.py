@@ -469,8 +469,8 @@ def cifar(name: str) -> Callable[..., Dataset]:
         """CIFAR-10, or CIFAR-100 with its fine labels: x (50000 and 10000, 3, 32, 32), y the class.
 
         Args:
-            subset: So many of the 50,000 training images, and the same share of those for testing, for
-                reduced runs; 0: all. Unit: samples. Source: our choice.
+            subset: Number of training images, of 50,000, for reduced runs; the same share of the test images
+                is used. 0: all. Unit: samples. Source: our choice.
             size: Height and width of the images: 32, or 16, 8 or 4, for which each pixel is the mean of a
                 square of pixels. Unit: pixels. Source: our choice.
         """

@@ -107,10 +107,11 @@ def unify(first: Sequence[Space], second: Sequence[Space]) -> None:
 def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
     """Return the axes of ``view``, a view of a contiguous tensor with these ``axes``, by the view's strides.
 
-    An axis of the view may run inside blocks of consecutive units of a space, or from block to block. This
-    space is then split in two: the units of the first are the blocks, and those of the second are the units
-    of a block. Spaces without an axis of the view are fixed, with the reason ONE_BY_ONE: their units must
-    keep their places. So is an axis that does not run over whole spaces, with the reason APART.
+    An axis of the tensor runs over one or more spaces of units. An axis of the view may cut one of these
+    spaces into blocks of consecutive units: it runs from block to block, or inside the blocks. The space is
+    then split in two: the units of the first are the blocks, and those of the second are the units of a block.
+    Spaces without an axis of the view are fixed, with the reason ONE_BY_ONE: their units must keep their
+    places. An axis that does not run over whole spaces is fixed, with the reason APART.
     """
     new_axes = list[Axis]()
 
@@ -144,7 +145,8 @@ def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
             continue
         extent = stride * size
         can_split = split_at(stride) and split_at(extent)
-        # The axis must begin with unit 0 of its spaces. It begins with unit storage_offset // stride % size.
+        # The view begins at storage_offset, which is unit (storage_offset // stride) % size of this axis. For
+        # whole spaces this must be unit 0.
         has_whole_spaces = can_split and view.storage_offset() // stride % size == 0
         axis = list[Space]()  # the spaces that the axis runs over
         for space, space_stride in spaces_with_strides():
