@@ -42,7 +42,7 @@ class Word:
 
 #: A type -> the names of what bounds it.
 BOUNDED = {
-    "int": "Natural|Count|Several|Seed|GroupedSamples", "float": "Positive|NonNegative|BelowOne|UpToOne|Span|Dpi|Width",
+    "int": "Natural|Count|AtLeastTwo|Seed|GroupedSamples", "float": "Positive|NonNegative|BelowOne|UpToOne|Span|Dpi|Width",
     "str": "Derivatives|Method|Autocast|Check|Form|MixingForm|Order|Around|Mode|DeviceName|QuantityName",
     "Tensor": "Vector", "torch.dtype": "Dtype", "torch.device | str": "Device", "Sequence[int]": "Seeds",
     "int | tuple[int, int]": "GridSize",

@@ -35,7 +35,7 @@ from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import SPLIT, Count, OneOf, Positive, Seed, Several, Within, fit
+from landscape.core.options import SPLIT, AtLeastTwo, Count, OneOf, Positive, Seed, Within, fit
 from landscape.core.progress import Progress, ProgressOption, portion
 from landscape.core.statistics import holm
 from landscape.evaluation.grid import setting
@@ -274,8 +274,8 @@ def compare(
     metrics: Metrics | None = None,
     equal_loss: bool = False,
     loss_tol: Positive = LOSS_TOL,
-    draws: Several = Settings.draws,
-    planes: Several = Settings.planes,
+    draws: AtLeastTwo = Settings.draws,
+    planes: AtLeastTwo = Settings.planes,
     rise: Positive = Settings.rise,
     rho: Positive = Settings.rho,
     rho_average: Positive = Settings.rho_average,

@@ -18,7 +18,7 @@ from landscape.core.devices import at_least_float32, double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, Natural, Positive, Seed, Several, Within
+from landscape.core.options import AtLeastTwo, Count, Natural, Positive, Seed, Within
 from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.curvature.differences import ShardedRanks
 from landscape.curvature.double_backward import LOW, in_full_precision
@@ -85,7 +85,7 @@ def connect(
     steps: Natural = STEPS,
     lr: Positive = LR,
     batch: Count = BATCH,
-    bn_samples: Several = SAMPLES,
+    bn_samples: AtLeastTwo = SAMPLES,
     seed: Seed = 0,
     max_memory: Count | None = None,
     progress: ProgressOption = None,
@@ -248,11 +248,11 @@ def average(
     *,
     base: Weights | None = None,
     plan: Literal["windows", "grid"] | None = None,
-    last: Several | None = None,
+    last: AtLeastTwo | None = None,
     factors: Sequence[tuple[str, str]] = PEFT,
     rank: Count | None = None,
     exact: Natural | bool = True,
-    bn_samples: Several = SAMPLES,
+    bn_samples: AtLeastTwo = SAMPLES,
     labels: Sequence[str] = (),
     max_memory: Count | None = None,
     progress: ProgressOption = None,

@@ -21,7 +21,7 @@ from landscape.core.devices import at_least_float32
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, GridSize, Several, Span, UpToOne, fit
+from landscape.core.options import AtLeastTwo, Count, GridSize, Span, UpToOne, fit
 from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import Derivatives, HessianOptions
@@ -89,7 +89,7 @@ def contour(
     span: Span | None = None,
     *,
     bn: Literal["center", "recalibrate", "train"] | None = None,
-    bn_samples: Several = SAMPLES,
+    bn_samples: AtLeastTwo = SAMPLES,
     method: Method = "auto",
     autocast: Autocast | None = None,
     max_memory: Count | None = None,
@@ -323,15 +323,15 @@ def _line_need(problem: Any, b: Any, points: Any, max_memory: Any, **_: Any) -> 
 def line(
     problem: Problem | Run,
     a: Weights | None = None,
-    b: Weights | Several | None = None,
+    b: Weights | AtLeastTwo | None = None,
     *,
-    points: Several = POINTS,
+    points: AtLeastTwo = POINTS,
     span: Span | None = None,
     direction: Tensor | None = None,
     weights: Sequence[Weights] | Tensor | None = None,
     labels: Sequence[str] = (),
     bn: Literal["center", "recalibrate", "train"] | None = None,
-    bn_samples: Several = SAMPLES,
+    bn_samples: AtLeastTwo = SAMPLES,
     method: Method = "auto",
     interpolation_tol: str | float | None = None,
     max_memory: Count | None = None,
@@ -461,7 +461,7 @@ def hessian_grid(
     search: Literal["auto", "exact"] = "auto",
     derivatives: Derivatives = "auto",
     bn: Literal["center", "recalibrate", "train"] = "center",
-    bn_samples: Several = SAMPLES,
+    bn_samples: AtLeastTwo = SAMPLES,
     interpolation_tol: str | float | None = None,
     into: ResultFile | None = None,
     execution: Execution | None = None,

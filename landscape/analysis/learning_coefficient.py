@@ -15,7 +15,7 @@ from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import Count, Positive, Seed, Several, Within, fit
+from landscape.core.options import AtLeastTwo, Count, Positive, Seed, Within, fit
 from landscape.core.progress import ProgressOption, reporter
 from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
@@ -161,7 +161,7 @@ def learning_coefficient(
     localization: Positive = LOCALIZATION,
     step_size: Positive | None = None,
     nbeta: Positive | None = None,
-    chains: Several = CHAINS,
+    chains: AtLeastTwo = CHAINS,
     relative_error: Positive = RELATIVE_ERROR,
     max_rhat: Positive = MAX_RHAT,
     max_steps: Annotated[int, Within(MIN_STEPS)] = MAX_STEPS,
@@ -223,7 +223,7 @@ def learning_coefficient(
     problem = problem_of(problem)
     arviz = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
     if has_batchnorm(problem.model):
-        fit("batch", batch, Several)  # refuses a batch of one sample, which has no variance
+        fit("batch", batch, AtLeastTwo)  # refuses a batch of one sample, which has no variance
     check_unpenalized(problem, "the coefficient is defined by the data's likelihood")
     # For L over all samples, BatchNorm takes the statistics of minibatches, as it does in the chains.
     problem = in_minibatches(problem, batch)

@@ -17,7 +17,7 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, Positive, Seed, Several
+from landscape.core.options import AtLeastTwo, Count, Positive, Seed
 from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, Preconditioner, as_preconditioner, exact_only
@@ -70,7 +70,7 @@ def noise(
     lr: Positive | None = None,
     local_batch: Count | None = None,
     *,
-    draws: Several = DRAWS,
+    draws: AtLeastTwo = DRAWS,
     seed: Seed = 0,
     max_memory: Count | None = None,
     progress: ProgressOption = None,
@@ -220,8 +220,8 @@ def noise_scale(
     gradient: Literal["whole", "draws"] = "whole",
     precondition: Preconditioner | Tensor | None = None,
     relative_error: Positive = Precision.relative_error,
-    min_draws: Several = Precision.min_draws,
-    max_draws: Several = Precision.max_draws,
+    min_draws: AtLeastTwo = Precision.min_draws,
+    max_draws: AtLeastTwo = Precision.max_draws,
     seed: Seed = 0,
     max_memory: Count | None = None,
     progress: ProgressOption = None,
@@ -367,8 +367,8 @@ def noise_alignment(
     k: Count = K,
     *,
     relative_error: Positive = Precision.relative_error,
-    min_draws: Several = MIN_COSTLY,
-    max_draws: Several = MAX_COSTLY,
+    min_draws: AtLeastTwo = MIN_COSTLY,
+    max_draws: AtLeastTwo = MAX_COSTLY,
     search: Literal["auto", "exact"] = "auto",
     seed: Seed = 0,
     max_memory: Count | None = None,

@@ -16,7 +16,7 @@ from landscape.core.analysis import analysis
 from landscape.core.devices import double, generator, normal, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import Count, Natural, NonNegative, Positive, Seed, Several, UpToOne
+from landscape.core.options import AtLeastTwo, Count, Natural, NonNegative, Positive, Seed, UpToOne
 from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.eigenvalues import Matrix, top_eigenvalues
@@ -161,8 +161,8 @@ def sharpness(
     steps: Count = STEPS,
     starts: Natural = STARTS,
     relative_error: Positive = Precision.relative_error,
-    min_draws: Several = MIN_COSTLY,
-    max_draws: Several = MAX_COSTLY,
+    min_draws: AtLeastTwo = MIN_COSTLY,
+    max_draws: AtLeastTwo = MAX_COSTLY,
     seed: Seed = 0,
     max_memory: Count | None = None,
     progress: ProgressOption = None,
@@ -295,8 +295,8 @@ def batch_sharpness(
     quantities: Sequence[Literal["lambda-max"]] = ("lambda-max",),
     derivatives: Derivatives = "auto",
     relative_error: Positive = Precision.relative_error,
-    min_draws: Several = Precision.min_draws,
-    max_draws: Several = Precision.max_draws,
+    min_draws: AtLeastTwo = Precision.min_draws,
+    max_draws: AtLeastTwo = Precision.max_draws,
     seed: Seed = 0,
     max_memory: Count | None = None,
     progress: ProgressOption = None,
@@ -434,7 +434,7 @@ def batch_spectrum(
     batch: Count | None = None,
     k: Count = 1,
     *,
-    draws: Several = BATCHES,
+    draws: AtLeastTwo = BATCHES,
     weight_decay: NonNegative = 0.0,
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,

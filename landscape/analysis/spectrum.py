@@ -17,7 +17,7 @@ from landscape.core.devices import double, inner, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, Positive, Seed, Several, UpToOne, Within
+from landscape.core.options import AtLeastTwo, Count, Positive, Seed, UpToOne, Within
 from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import trace as traces
@@ -219,7 +219,7 @@ def curvature_table(
     weights: Vector | None = None,
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
     derivatives: Derivatives = "auto",
-    draws: Several = TABLE_DRAWS,
+    draws: AtLeastTwo = TABLE_DRAWS,
     max_products: Count = MAX_PRODUCTS,
     seed: Seed = 0,
     max_memory: Count | None = None,

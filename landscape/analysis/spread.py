@@ -24,7 +24,7 @@ from landscape.core.devices import double, float64_device, inner, vector_norm
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
-from landscape.core.options import Count, Seed, Several, UpToOne, fit
+from landscape.core.options import AtLeastTwo, Count, Seed, UpToOne, fit
 from landscape.core.progress import Progress, ProgressOption, portion, reporter
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
@@ -290,7 +290,7 @@ def smoothing(
     problem: Problem | Run,
     weights: Tensor | None = None,
     *,
-    draws: Several = DRAWS,
+    draws: AtLeastTwo = DRAWS,
     k: Count = SMOOTHING_K,
     trajectory: Tensor | None = None,
     lr: float = math.nan,

@@ -22,7 +22,7 @@ from landscape.cli.common import SOURCE, Source, about
 from landscape.cli.options import Choice, Group, command, group, option
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.hdf5_check import first_words
-from landscape.core.options import Count, Several, ends_in
+from landscape.core.options import AtLeastTwo, Count, ends_in
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.plots import check_title
@@ -57,7 +57,7 @@ class Film:
     """
 
     animate: str | None = None
-    film_grid: Several = GRID
+    film_grid: AtLeastTwo = GRID
     frames: Count = FRAMES
     fps: Count = FPS
     source: Source
@@ -77,7 +77,7 @@ class Film:
 )
 def plot(
     *, files: tuple[str, ...], output: str | None, style: str = "contour", quantity: str | None,
-    log: bool | None, levels: Several | None, vmax: float | None, cmap: str | None, labels: bool,
+    log: bool | None, levels: AtLeastTwo | None, vmax: float | None, cmap: str | None, labels: bool,
     title: str = "", width: plots.Width | None, dpi: plots.Dpi | None, film: Film,
 ) -> None:  # fmt: skip
     """Draw training, contours, spectra and other results.

@@ -122,7 +122,7 @@ class Within:
 # value that raises InputError), or words for messages.
 Natural = Annotated[int, Within(0)]
 Count = Annotated[int, Within(1)]
-Several = Annotated[int, Within(2)]
+AtLeastTwo = Annotated[int, Within(2)]
 Seed = Annotated[int, Within(0, 2**62), "a whole number from 0 to 2⁶²"]  # numbers of runs are added to it
 Positive = Annotated[float, Within(above=0)]
 NonNegative = Annotated[float, Within(0)]
@@ -180,11 +180,7 @@ def fit(where: str, value: Any, annotation: Any) -> Any:
 
 
 def _converted(where: str, value: Any, annotation: Any) -> Any:
-    """Return the value in the annotation's type.
-
-    A value that does not fit raises InputError if the annotation's own check has a message for it. Otherwise
-    it raises _UnfitError, and the caller words the message.
-    """
+    """Return the value in the annotation's type; raise _UnfitError, or a check's own InputError."""
     kind = get_origin(annotation) or annotation
     args = get_args(annotation)
     if kind is Any:

@@ -26,7 +26,7 @@ from landscape.core import hdf5, registry
 from landscape.core.errors import DataWarning, InputError, OperationError, warn_caller
 from landscape.core.files import folder_lock
 from landscape.core.hdf5 import Array
-from landscape.core.options import SPLITS, AtLeastOne, Count, Several, choose
+from landscape.core.options import SPLITS, AtLeastOne, AtLeastTwo, Count, choose
 from landscape.core.progress import progress_bar
 from landscape.problem.batches import HostStream, Stream
 from landscape.problem.problem import Problem
@@ -221,9 +221,9 @@ def in_threads(title: str, work: Callable[[T], R], items: Sequence[T], task: int
 @registry.data_sets.add("synthetic")
 def synthetic(
     data_dir: str | Path | None = None,
-    samples: Several = 2000,
-    dimension: Several = 20,
-    classes: Several = 4,
+    samples: AtLeastTwo = 2000,
+    dimension: AtLeastTwo = 20,
+    classes: AtLeastTwo = 4,
     separation: float = 2.0,
     imbalance: AtLeastOne = 1.0,
     seed: int = 0,
@@ -261,7 +261,7 @@ def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
 def quadratic(
     data_dir: str | Path | None = None,
     dimension: Count = 4,
-    samples: Several = 1000,
+    samples: AtLeastTwo = 1000,
     curvature_std: float = 0.0,
     gradient_std: float = 0.0,
     seed: int = 0,

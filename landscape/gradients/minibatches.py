@@ -15,7 +15,7 @@ from landscape.core import statistics
 from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import Count, Positive, Several, check_fields, fit
+from landscape.core.options import AtLeastTwo, Count, Positive, check_fields, fit
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
@@ -90,7 +90,7 @@ class Minibatches:
         own_statistics: bool = True,
     ) -> None:
         norm = own_statistics and has_batchnorm(problem.model)
-        self.batch = fit("batch", batch, Several if norm else Count)
+        self.batch = fit("batch", batch, AtLeastTwo if norm else Count)
         self.learners, self._generator = learners, generator
         divided = norm and problem.batchnorm.name == "center"
         self._data = problem.data
@@ -344,8 +344,8 @@ class Precision:
     # from 16 draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favor draws that agree by
     # accident.
     relative_error: Positive = 0.05
-    min_draws: Several = 16
-    max_draws: Several = 1000
+    min_draws: AtLeastTwo = 16
+    max_draws: AtLeastTwo = 1000
 
     def __post_init__(self) -> None:
         check_fields(self)

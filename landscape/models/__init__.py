@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.core.options import Count, Positive, Several, checked, choose
+from landscape.core.options import AtLeastTwo, Count, Positive, checked, choose
 from landscape.models.convolutional import scaled
 
 __all__ = ["build", "names", "options"]
@@ -94,7 +94,7 @@ class LSTM(nn.Module):
 
     def __init__(
         self,
-        classes: Several = 32000,
+        classes: AtLeastTwo = 32000,
         inputs: Count = 260,
         layers: Count = 6,
         cells: Count = 512,
@@ -151,7 +151,7 @@ class GPT(nn.Module):
 
     def __init__(
         self,
-        classes: Several = 50257,
+        classes: AtLeastTwo = 50257,
         context: Count = 1024,
         layers: Count = 12,
         features: Count = 768,

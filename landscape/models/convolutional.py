@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.core import registry
-from landscape.core.options import Positive, Several, positive
+from landscape.core.options import AtLeastTwo, Positive, positive
 from landscape.core.registry import optional
 
 Side = Annotated[int, functools.partial(positive, least=16)]  # pixels, of images that LeNet-5 takes
@@ -89,7 +89,7 @@ class Head(nn.Sequential):
 
 
 def staged(
-    classes: Several, width: Positive, stem: int, plan: Iterable[tuple[Any, ...]],
+    classes: AtLeastTwo, width: Positive, stem: int, plan: Iterable[tuple[Any, ...]],
     block: Callable[..., list[nn.Module]], *, kernel: int = 3, times: int = 1, last: int = 0,
 ) -> nn.Sequential:  # fmt: skip
     """A stem of ``stem`` channels, blocks in stages, ``last`` channels by a 1×1 convolution if not 0, a head.
@@ -115,7 +115,7 @@ def staged(
 
 
 @registry.models.add("lenet-5")
-def lenet5(classes: Several = 10, width: Positive = 1.0, size: Side = 32) -> nn.Sequential:
+def lenet5(classes: AtLeastTwo = 10, width: Positive = 1.0, size: Side = 32) -> nn.Sequential:
     """LeNet-5 (LeCun et al. 1998) for (B, 3, size, size), with ReLU and max-pooling for the originals.
 
     Args:
@@ -131,7 +131,7 @@ def lenet5(classes: Several = 10, width: Positive = 1.0, size: Side = 32) -> nn.
 
 
 @registry.models.add("vgg-19")
-def vgg19(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def vgg19(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """VGG-19 (Simonyan & Zisserman 2015) with BatchNorm and one linear layer: (B, 3, H, W) -> (B, classes).
 
     H and W at least 32, for the five poolings. That is the form whose size Table 1 of DPSGD-2020 gives.
@@ -173,7 +173,7 @@ _FOUR_STAGES = (64, 2, 1), (128, 2, 2), (256, 2, 2), (512, 2, 2)
 
 
 @registry.models.add("resnet-18")
-def resnet18(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def resnet18(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """ResNet-18 (He et al. 2016) with a 3×3 stem and no max-pooling: images (B, 3, H, W) -> (B, classes)."""
 
     def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
@@ -183,7 +183,7 @@ def resnet18(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("resnet-20")
-def resnet20(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def resnet20(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """ResNet-20 for CIFAR (He et al. 2016, section 4.2): shortcuts without parameters, 0.27 million."""
 
     def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
@@ -213,7 +213,7 @@ class _PreActivation(nn.Module):
 
 
 @registry.models.add("senet-18")
-def senet18(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def senet18(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """Pre-activation ResNet-18 (He et al. 2016b) with squeeze-excitation (Hu et al. 2018), reduction 16.
 
     No BatchNorm before the head: that is the form whose size Table 1 of DPSGD-2020 gives.
@@ -222,7 +222,7 @@ def senet18(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("resnext-29")
-def resnext29(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def resnext29(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """ResNeXt-29, 2×64d (Xie et al. 2017): 2 groups, each of 64, 128 and 256 channels in the three stages.
 
     The stem is 1×1 and blocks expand by 2: that is the form whose size Table 1 of DPSGD-2020 gives.
@@ -241,7 +241,7 @@ def resnext29(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("densenet-121")
-def densenet121(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def densenet121(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """DenseNet-121 (Huang et al. 2017), growth 32, compression ½, 3×3 stem: (B, 3, H, W) -> (B, classes).
 
     The width scales the growth rate, and with it all that follows from it.
@@ -278,7 +278,7 @@ _PLAN = (
 
 
 @registry.models.add("googlenet")
-def googlenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def googlenet(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """GoogLeNet (Szegedy et al. 2015) with BatchNorm and a 3×3 stem, and without auxiliary heads.
 
     Two 3×3 convolutions replace each 5×5 convolution. (B, 3, H, W) -> (B, classes). 6,166,250 parameters,
@@ -309,7 +309,7 @@ def googlenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("mobilenet")
-def mobilenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def mobilenet(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """MobileNet (Howard et al. 2017) with stride 1 in the stem: (B, 3, H, W) -> (B, classes)."""
 
     def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
@@ -334,7 +334,7 @@ def _inverted(fan_in: int, fan_out: int, stride: int, expansion: int, gate: bool
 
 
 @registry.models.add("mobilenet-v2")
-def mobilenet_v2(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def mobilenet_v2(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """MobileNetV2 (Sandler et al. 2018), ReLU for ReLU6, strides for 32×32: (B, 3, H, W) -> (B, classes).
 
     Every block of stride 1 has a shortcut, a 1×1 convolution where the number of channels changes: that is
@@ -348,7 +348,7 @@ def mobilenet_v2(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("efficientnet-b0")
-def efficientnet_b0(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def efficientnet_b0(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """EfficientNet-B0 (Tan & Le 2019) in the early form of DPSGD-2020: (B, 3, H, W) -> (B, classes).
 
     All depthwise kernels 3×3, ReLU, squeeze-excitation after the projection with out//16 channels, strides
@@ -390,7 +390,7 @@ def _shuffled(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
 
 
 @registry.models.add("shufflenet-v2")
-def shufflenet_v2(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
+def shufflenet_v2(classes: AtLeastTwo = 10, width: Positive = 1.0) -> nn.Sequential:
     """ShuffleNetV2 1× (Ma et al. 2018), stem of stride 1, no max-pooling: (B, 3, H, W) -> (B, classes)."""
     return staged(classes, width, 24, ((58, 4, 2), (116, 8, 2), (232, 4, 2)), _shuffled, times=2, last=1024)
 
@@ -411,7 +411,7 @@ NETWORKS = {
 def network(name: str) -> Callable[..., nn.Module]:
     """The factory of one of NETWORKS, with initial weights, for images (B, 3, 224, 224)."""
 
-    def build(classes: Several = 1000) -> nn.Module:
+    def build(classes: AtLeastTwo = 1000) -> nn.Module:
         """torchvision's network with initial weights, for images (B, 3, 224, 224).
 
         Args:

@@ -109,7 +109,7 @@ def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
 
     An axis of the tensor runs over one or more spaces of units. An axis of the view may cut one of these
     spaces into blocks of consecutive units: it runs from block to block, or inside the blocks. The space is
-    then split in two: the units of the first are the blocks, and those of the second are the units of a block.
+    then split in two. The units of the first space are the blocks, those of the second the units of a block.
     Spaces without an axis of the view are fixed, with the reason ONE_BY_ONE: their units must keep their
     places. An axis that does not run over whole spaces is fixed, with the reason APART.
     """

@@ -125,7 +125,7 @@ class Evaluate:
     """
 
     every: options.Natural = 100
-    bn_samples: options.Several = 5000
+    bn_samples: options.AtLeastTwo = 5000
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Monitor:
     k: options.Count = 3
     instruments: list[Annotated[str, _is_registered]] = field(default_factory=list)
     every: options.Count = 50
-    draws: options.Several = 16
+    draws: options.AtLeastTwo = 16
     rho: options.NonNegative = 0.0
     window: Annotated[int, Within(2, 32)] = 4  # the most that landscape.average takes
 
