@@ -337,8 +337,10 @@ def count_samples(x: Any, y: Any, *, equal_lengths: bool = False, remedy: str = 
             if is_sparse:
                 layout = str(tensor.layout).removeprefix("torch.")
                 actual = f"a {layout} tensor (.to_dense() makes a plain one)"
-            or_list = ", or a list of one batch (as for a graph)" if remedy else ""
-            words = f"{actual}, but {counted_name}: {length} samples; all need one row per sample{or_list}"
+            or_list = ", or be in a list of one batch (as for a graph)" if remedy else ""
+            words = (
+                f"{actual}, but {counted_name}: {length} samples; all must have one row per sample{or_list}"
+            )
             raise InputError(f"data: {name}: {words}", remedy=remedy)
     return length
 

@@ -108,8 +108,6 @@ def _simple_base(n: int, k: int) -> list[Array]:
     After the exchange of a group, the mean over each piece of the group is equal to the mean over the later
     groups. Last, the learners of each piece average.
     """
-    from scipy.linalg import block_diag  # only here: it would slow down every import
-
     if _smooth_part(n, k) == n:  # no prime factor of n is above k + 1
         return _cubes(n, k)
     groups: list[tuple[int, int]] = []  # number of pieces a, learners in a piece (k + 1)^p
@@ -121,8 +119,13 @@ def _simple_base(n: int, k: int) -> list[Array]:
     starts = np.cumsum([0, *(a * piece for a, piece in groups)])  # the first learner of each group, then n
     # For each group, the matrices of a hyper-hypercube's steps. After these steps the group has averaged.
     cubes = [_cubes(a * piece, k) for a, piece in groups]
-    # The first group is the largest, and needs the most steps.
-    steps = [block_diag(*(cube[t % len(cube)] for cube in cubes)) for t in range(len(cubes[0]))]
+    steps = []
+    for t in range(len(cubes[0])):  # the first group is the largest, and needs the most steps
+        m = np.zeros((n, n))
+        for start, cube in zip(starts, cubes, strict=False):
+            end = start + len(cube[0])
+            m[start:end, start:end] = cube[t % len(cube)]
+        steps.append(m)
     last = len(groups) - 1
     # Group j, counted from 0, exchanges in the steps t = 0, …, j. In the next p steps each piece of (k + 1)^p
     # learners averages. From group to group p falls by at least 1: after p₁ + 1 steps all groups are done.
