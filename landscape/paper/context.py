@@ -107,7 +107,7 @@ class Ended:
     Attributes:
         values: settings that name the run, from its cell.
         end: the last checkpoint without weights: the history and the settings, from the run's record.
-        last: the last step, whose weights :meth:`Point.load` reads.
+        last: the last step, whose weights ``Point.load`` reads.
         points: all steps with saved weights, in order, without the start.
     """
 

@@ -254,7 +254,7 @@ F = TypeVar("F", bound=Callable[..., Figure])
 def draws(kind: type) -> Callable[[F], F]:
     """Return a decorator for a function that draws results of class ``kind``.
 
-    The decorator registers the function. :func:`landscape.draw` calls the function with a :func:`drawable`
+    The decorator registers the function. :func:`landscape.draw` calls the function with a ``drawable``
     copy of each result, and passes on options, such as ``log``. An option that the function does not have as
     a parameter is refused.
 
