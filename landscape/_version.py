@@ -1,3 +1,3 @@
 """The one place that holds the version; files and the package metadata read it here."""
 
-__version__ = "0.34.0"
+__version__ = "0.35.0"
