@@ -20,7 +20,7 @@ from landscape.core.statistics import covariance_of_means, mean_and_error
 from landscape.curvature.search import RitzPairs
 from landscape.gradients.minibatches import GradientNoise, JackknifeEstimator, Minibatches, from_sums
 from landscape.training.instruments import Instrument, MeasuredRun, StepState, instrument, rounding
-from landscape.training.instruments.sharpness import OnSample, OnTop
+from landscape.training.instruments.sharpness import OnSample, TopEigenvectors
 
 # Of a step's cost, the most that second gradients may take on average: 1/40 (our choice).
 SHARE = 40
@@ -170,7 +170,7 @@ class NoiseAlignment(OnSample):
 
 
 @instrument("noise-share", "k", "draws")
-class NoiseShare(OnTop):
+class NoiseShare(TopEigenvectors):
     """The share of the gradient noise that lies along the ``monitor.k`` leading eigenvectors, at w_a.
 
     tr(VᵀΣV)/tr Σ, from ``monitor.draws`` fresh minibatches of the total batch. "disagreement" has this share
@@ -200,7 +200,7 @@ def _gradients(instrument: Instrument, now: StepState) -> Iterator[Tensor]:
 
 
 @instrument("disagreement", "k")
-class Disagreement(OnTop):
+class Disagreement(TopEigenvectors):
     """The spread and the gradient in the space of the ``monitor.k`` largest eigenvalues, and ½ tr(HC).
 
     H and the gradient are at w_a, on the sample of ``monitor.samples``; C = n⁻¹ Σ_j Δw_j Δw_jᵀ, so that

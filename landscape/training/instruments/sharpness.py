@@ -166,7 +166,7 @@ class OnSample(Instrument):
         return {column: value for column, value in row.items() if math.isfinite(value)}
 
 
-class OnTop(OnSample):
+class TopEigenvectors(OnSample):
     """An instrument of the Hessian's leading eigenvectors on the run's sample; NaN where H is not finite."""
 
     @abstractmethod
@@ -184,7 +184,7 @@ LAYERS = 12
 
 
 @instrument("lambda-max", "k")
-class LambdaMax(OnTop):
+class LambdaMax(TopEigenvectors):
     """λ_max of ∇²L at w_a, lr·λ_max, the rule's limit, and the share of the spread along top eigenvectors.
 
     λ_max is also measured every ``monitor.sharpness`` steps.
@@ -255,7 +255,7 @@ GAIN, ASCENT = 0.01, 100
 
 
 @instrument("generalized-sharpness", "k")
-class GeneralizedSharpness(OnTop):
+class GeneralizedSharpness(TopEigenvectors):
     """S = max dᵀHd over the unit ball of the norm of the optimizer's steps at w_a, and η S with its limit.
 
     The optimizer must be "steepest" (Islamov et al. 2026, arXiv 2603.05002), whose limit is 2 for one
