@@ -131,7 +131,7 @@ def contour(
     Raises:
         InputError: an argument that is not allowed or does not fit the model, or too small a max_memory.
         MismatchError: ``execution.previous`` has a different model, plane or setting; a kind of InputError.
-        OperationError: the file ``into`` has other results, or points that the grid does not have.
+        OperationError: the file ``into`` has other results, or its points would be lost on this grid.
 
     Example:
         >>> import torch, landscape
