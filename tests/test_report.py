@@ -203,7 +203,8 @@ def test_areas_and_curves_of_many_points_are_pixels(runs: Path) -> None:
     history = {name: draw.uniform(size=len(steps)) for name in run.history} | {"step": steps}
     history["lr_lambda_limit"] = np.ones(len(steps))
     long = dataclasses.replace(run, history=history)
-    assert len(page._svg(landscape.draw([long]))) < 1_000_000
+    assert len(svg := page._svg(landscape.draw([long]))) < 1_000_000
+    assert {*re.findall(r"url\(#(.*?)\)", svg)} == {*re.findall('clipPath id="(clip[0-9]+)"', svg)}
     text, note = page._csv([page.Item(long, None, "", "long")])
     rows = list(csv.DictReader(text.splitlines()))
     every = round(5000 / len(rows))

@@ -380,7 +380,11 @@ def _svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", dpi=DPI, metadata={"Date": None})
     path_data = re.compile(r'(?<= d=")[^"]+')
     digits = re.compile(rf"(\.\d{{{DECIMALS}}})\d+")
-    return path_data.sub(lambda path: digits.sub(r"\1", path[0]), buffer.getvalue())
+    text = path_data.sub(lambda path: digits.sub(r"\1", path[0]), buffer.getvalue())
+    # Matplotlib names clip paths by hashes of coordinates, whose last bits differ between equal drawings.
+    for number, name in enumerate(re.findall(r'(?<=<clipPath id=")[^"]+', text)):
+        text = text.replace(name, f"clip{number}")
+    return text
 
 
 def _csv(items: Sequence[Item]) -> tuple[str, str]:
