@@ -81,8 +81,8 @@ def cifar() -> tuple[torch.Tensor, torch.Tensor]:
     """The images and labels of CIFAR-10 where LANDSCAPE_DATA has it, else a mixture of their shape."""
     try:
         images, labels = landscape.data.load("cifar10").train
-    except landscape.OperationError:
-        say("CIFAR-10 is not in LANDSCAPE_DATA: a Gaussian mixture, with a deeper valley, stands in")
+    except landscape.OperationError as error:
+        say(f"a Gaussian mixture, with a deeper valley, stands in for CIFAR-10: {error}")
         images, labels = landscape.data.load(**MADE | {"samples": few(5000, 30), "dimension": 3072}).train
     return images.view(-1, 3, 32, 32).to(DEVICE), labels.to(DEVICE)
 
